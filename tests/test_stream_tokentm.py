@@ -381,3 +381,83 @@ def test_padding_of_a_text_that_is_given_to_its_own_decoder_takes_no_part():
     for name in ("encoder", "decoder"):
         assert_close(together.streams[name].scores[1:, :6], alone.streams[name].scores)
         assert float(together.streams[name].scores[1, 6:].abs().max()) == 0
+
+
+ADAPTED = {"bart": ["q_proj", "v_proj", "k_proj", "out_proj", "fc1", "fc2"], "t5": ["q", "k", "v", "o", "wi", "wo"]}
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+@pytest.mark.parametrize("options", [{}, {"use_dora": True}], ids=["lora", "dora"])
+def test_adapters_of_peft_count_as_if_merged(name, options):
+    """What an adapter sums inside of a projection is no feed-forward layer, and no vector that values are made of."""
+    peft = pytest.importorskip("peft")
+    model, inputs = prepared(TABLE[name])
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, lora_alpha=8, target_modules=ADAPTED[name], init_lora_weights=False, **options)
+    model = peft.get_peft_model(model, config).double().eval()
+    target = targets.logit(7, position=4)
+    first, later = (vitrail.explain(model, inputs, "tokentm", target) for _ in range(2))
+    merged = vitrail.explain(model.merge_and_unload(), inputs, "tokentm", target)
+    for name, one in merged.streams.items():
+        assert_close(first.streams[name].scores, one.scores, **EXACT)
+        assert_close(later.streams[name].scores, one.scores, **EXACT)
+
+
+class Parallel(torch.nn.Module):
+    """Two texts, the first read by attention and a feed-forward part side by side, which `join` adds to the stream."""
+
+    def __init__(self, join):
+        super().__init__()
+        self.words, self.norm, self.join = torch.nn.Embedding(40, 12), torch.nn.LayerNorm(12), join
+        self.own = torch.nn.ModuleList(torch.nn.Linear(12, 12) for _ in range(4))
+        self.cross = torch.nn.ModuleList(torch.nn.Linear(12, 12) for _ in range(4))
+        self.ffn = torch.nn.Sequential(torch.nn.Linear(12, 20), torch.nn.GELU(), torch.nn.Linear(20, 12))
+        self.head, self.attend = torch.nn.Linear(12, 5), torch.nn.functional.scaled_dot_product_attention
+
+    def heads(self, maps, x, y):
+        return [f(z).unflatten(-1, (2, 6)).transpose(1, 2) for f, z in zip(maps, (x, y, y), strict=False)]
+
+    def states(self, input_ids, decoder_input_ids):
+        x, y = self.words(input_ids), self.words(decoder_input_ids)
+        n = self.norm(x)
+        given, added = self.own[3](self.attend(*self.heads(self.own, n, n)).transpose(1, 2).flatten(2)), self.ffn(n)
+        read = self.join(x, given, added)
+        asked = y + self.cross[3](self.attend(*self.heads(self.cross, y, read)).transpose(1, 2).flatten(2))
+        return x, n, added, read, y, asked
+
+    def forward(self, input_ids, decoder_input_ids):
+        return self.head(self.states(input_ids, decoder_input_ids)[-1].mean(dim=1))
+
+
+JOINED = {
+    "first the two": lambda x, a, f: (a + f) + x,
+    "the other way round": lambda x, a, f: x + (f + a),
+    "one after the other": lambda x, a, f: (x + a) + f,
+}
+
+
+@pytest.mark.parametrize("order", JOINED)
+def test_a_feed_forward_part_beside_attention_takes_part(order):
+    torch.manual_seed(0)
+    model, maps = Parallel(JOINED[order]).double().eval(), []
+    inputs = {"input_ids": torch.randint(0, 40, (1, 6)), "decoder_input_ids": torch.randint(0, 40, (1, 4))}
+    found = [vitrail.explain(model, inputs, "tokentm", 3) for _ in range(2)]
+
+    def by_hand(q, k, v):
+        maps.append((q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(dim=-1))
+        return maps[-1] @ v
+
+    model.attend = by_hand
+    x, n, added, read, y, asked = (z[0] for z in model.states(**inputs))
+    p = probability(model.head(asked.mean(dim=0)), 3)
+    grads, values = torch.autograd.grad(p, maps), [model.own[2](n), model.cross[2](read)]
+    first, second, whole = torch.arange(6), torch.arange(6, 10), Aggregation(10)
+    with torch.no_grad():
+        whole.begin(first, x)
+        whole.begin(second, y)
+        whole.attend(first, first, maps[0][0], grads[0][0], x, by_head(values[0], model.own[3].weight, 2))
+        whole.feed(first, x, added)
+        whole.attend(second, first, maps[1][0], grads[1][0], read, by_head(values[1], model.cross[3].weight, 2))
+        wanted = whole.read(torch.tensor([0.0] * 6 + [0.25] * 4).double())
+    for one in found:
+        assert_close(torch.cat([s.scores[0] for s in one.streams.values()]).sort()[0], wanted.sort()[0], **EXACT)

@@ -13,6 +13,8 @@ KEEPS_VALUES = (
     "TBack", "Slice", "Select",
 )  # fmt: skip
 """How the names of graph nodes begin that hand values on as they are."""
+TABLE = "EmbeddingBackward"
+"""How the names of graph nodes begin that look up vectors."""
 
 
 def node_of(x: Tensor | None) -> Node | None:
@@ -45,15 +47,20 @@ def _nodes_behind(start: list[Node | None], stop: Collection[Node] = ()) -> Iter
 def from_data(x: Tensor | None) -> bool:
     """Whether a tensor depends on the input, and not on weights alone."""
     return any(
-        node.name().startswith("EmbeddingBackward")
-        or not isinstance(getattr(node, "variable", None), (nn.Parameter, type(None)))
+        node.name().startswith(TABLE) or not isinstance(getattr(node, "variable", None), (nn.Parameter, type(None)))
         for node in _nodes_behind([node_of(x)])
     )
 
 
-def reached(start: list[Node | None], targets: set[Node]) -> set[Node]:
+def reached(start: list[Node | None], targets: set[Any]) -> set[Node]:
     """Those of the targets that a walk back through the graph meets; it does not go on behind a target."""
     return {node for node in _nodes_behind(start, targets) if node in targets}
+
+
+def met_beside(start: Node | None, by: Node | None, data: set[Node]) -> bool:
+    """Return True if a walk back through the graph meets data that it does not come to by way of a node."""
+    met = (node for node in _nodes_behind([start], {by}) if node is not by)
+    return any(node in data or node.name().startswith(TABLE) for node in met)
 
 
 def is_made_of(start: list[Node | None], target: Node | None) -> bool:

@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vitrail.capture.coded_gradients import fed_singly
 from vitrail.capture.cut_pass import CutCall
 from vitrail.capture.executions import tensors_in
-from vitrail.capture.graph_nodes import Node, base_of, from_data, is_made_of, node_of, reached
+from vitrail.capture.graph_nodes import Node, base_of, from_data, is_made_of, met_beside, node_of, reached
 from vitrail.capture.recording import widen
 from vitrail.capture.signature import GraphPlace
 from vitrail.capture.streams import AttentionEvent, Place, Streams
@@ -332,7 +332,7 @@ def find_updates(streams: Streams, samples: Tensor, real: Tensor) -> FoundUpdate
     seen = streams.seen
     tables, found, tensors = UpdateTables(), StreamUpdates.before_any(real), list[Tensor]()
     run = ReadPass(seen.calls, tensors, seen.trace.modules)
-    of_calls: set[int] = set()
+    entries: list[tuple[Sum, int]] = []  # of the tables
     results = {id(place.tensor): place for place in streams.places if place.result}
     for event in streams.attentions:
         place = results[id(seen.calls[event.call].output)]
@@ -345,13 +345,13 @@ def find_updates(streams: Streams, samples: Tensor, real: Tensor) -> FoundUpdate
                 tables.pools.add(event.call)
                 continue
             tables.calls.append(_read(streams, _table(streams, event, place, *entered, tensors), run, found))
-            of_calls.add(id(entered[0]))
+            entries.append(entered)
         except Unknown as why:
             raise SeamError(
                 f"what attention call {event.call + 1} adds to its stream is not known: {why}. Take a method that "
                 "reads attention maps only, such as gae."
             ) from None
-    _find_feed_forward(streams, of_calls, samples, tensors, tables)
+    _find_feed_forward(streams, entries, samples, tensors, tables)
     found.read_layers(tables, run)
     seen.trace.add_sums(seen.sums)
     named = seen.trace.named()
@@ -456,7 +456,7 @@ def _read(streams: Streams, table: CallTable, run: ReadPass, found: StreamUpdate
         table = replace(table, norm=norm)
         weight = _derivative(table, run)
     if bool((table.read < 0).any()):
-        x, of = _read_by_values(table.event, streams.seen.calls[table.event.call])
+        x, of = _read_by_values(streams, table.event)
         table = replace(table, values=(_number(x, run.tensors), of))
     found.read_call(table, run, _behind_norm(table, run, weight))
     return replace(table, linear=_linear_layer(streams, table, run, weight))
@@ -484,9 +484,10 @@ def _norm_between(streams: Streams, table: CallTable, run: ReadPass) -> tuple[in
     return None
 
 
-def _read_by_values(event: AttentionEvent, one: CutCall) -> tuple[Tensor, Tensor]:
-    """What the projection of the values was given: a tensor of vectors, and the token of each."""
-    value = one.call.value
+def _read_by_values(streams: Streams, event: AttentionEvent) -> tuple[Tensor, Tensor]:
+    """Return what the projection of the values was given: a tensor of vectors, and the token of each."""
+    one = streams.seen.calls[event.call]
+    value, data = one.call.value, _data(streams)
     if value is None:
         raise Unknown("its values are not known")
     heads = event.rows.of_keys(value, len(event.keys))
@@ -494,7 +495,7 @@ def _read_by_values(event: AttentionEvent, one: CutCall) -> tuple[Tensor, Tensor
     keys, found = event.keys.flatten().cpu(), None
     for x in reversed(one.before):
         fed = fed_singly([(value, numbers)], x, channels=-1)
-        if fed is None:
+        if fed is None or met_beside(node_of(value), node_of(x), data):  # adapters: it is one summand of the values
             continue
         rows = fed.flatten().cpu()
         tokens = torch.where(rows >= 0, keys[rows.clamp(min=0)], -1)
@@ -509,12 +510,24 @@ def _read_by_values(event: AttentionEvent, one: CutCall) -> tuple[Tensor, Tensor
     return found
 
 
+def _data(streams: Streams) -> set[Node]:
+    """Return where the graph of a pass begins at data, and not at weights."""
+    seen = streams.seen
+    leaves = [*(one.output for one in seen.calls), *(vectors for _, vectors in seen.embedded)]
+    given = [] if seen.inputs is None else tensors_in((seen.inputs.args, seen.inputs.kwargs))
+    return {node for x in (*leaves, *given) if (node := node_of(x)) is not None}
+
+
 def _find_feed_forward(
-    streams: Streams, of_calls: set[int], samples: Tensor, tensors: list[Tensor], tables: UpdateTables
+    streams: Streams, entries: list[tuple[Sum, int]], samples: Tensor, tensors: list[Tensor], tables: UpdateTables
 ) -> None:
-    """Add the feed-forward layers in order: sums of a state of the stream and of what is made of it."""
+    """Add the feed-forward layers in order: sums of a state of the stream and of what is made of it.
+
+    Sums inside of what is added, as adapters make them, are none.
+    """
     widths = {tensors[table.state].shape[table.channels] for table in tables.calls}
-    branches: list[tuple[Node, Node]] = []
+    of_calls = {id(some) for some, _ in entries}
+    branches = [(some.nodes[1 - side], base_of(some.nodes[side])) for some, side in entries]
     results = [place for place in streams.places if place.result]
     for some in reversed(streams.seen.sums):
         side = None if id(some) in of_calls else _state_side(some)
@@ -522,17 +535,50 @@ def _find_feed_forward(
         inner = any(result in reached([branch], {state, result}) for branch, state in branches if result is not None)
         if side is None or inner or not widths & {some.result.shape[-1], some.result.shape[1]}:
             continue
-        branch, state = some.nodes[1 - side], base_of(some.nodes[side])
-        assert branch is not None
-        assert state is not None
-        branches.append((branch, state))
-        if not _is_used(streams, some.after, result):  # as in the last block of a tower that is read before it
+        if not _is_stream(streams, some, tables, tensors):  # as in the last block of a tower that is read before it
             continue
+        branches.append((some.nodes[1 - side], base_of(some.nodes[side])))
         layer = _layer(some, side, results, samples, tensors)
         if layer is not None:
             tables.layers.insert(0, layer)
         elif not tables.assumed:
             tables.assumed.append(LOOSE)
+    beside = []
+    for table, (some, side) in zip(tables.calls, entries, strict=True):
+        added = _added_beside(streams, some, side, node_of(streams.seen.calls[table.event.call].output))
+        if added is not None:
+            own = torch.full_like(table.tokens, -1).index_copy(0, table.rows, table.tokens[table.rows])
+            rows = _by_sample(own, samples)
+            operands, call = (table.state, _number(added, tensors)), table.event.call
+            beside.append(FeedForward(*operands, table.channels, *rows, (call,), call + 1))
+    tables.layers = sorted([*beside, *tables.layers], key=lambda layer: layer.after)
+
+
+def _is_stream(streams: Streams, some: Sum, tables: UpdateTables, tensors: list[Tensor]) -> bool:
+    """Return True if a sum becomes a state that later calls are added to or read, or the answer; not their operands."""
+    later = [
+        x for table in tables.calls if table.event.call >= some.after for x in (table.state, *(table.values or ())[:1])
+    ]
+    pooled = [streams.seen.calls[call].call for call in tables.pools if call >= some.after]
+    ends = [*(tensors[number] for number in later), *(x for one in pooled for x in (one.query, one.key, one.value))]
+    return is_made_of([node_of(x) for x in (*ends, *tensors_in(streams.seen.answer))], node_of(some.result))
+
+
+def _added_beside(streams: Streams, entered: Sum, side: int, leaf: Node | None) -> Tensor | None:
+    """Find what a feed-forward part beside attention gives: it is made of the same state, and of no result of the call.
+
+    Either both results are summed first, or it is added to the sum of the state and of what attention gave.
+    """
+    state, added, total = base_of(entered.nodes[side]), base_of(entered.nodes[1 - side]), node_of(entered.result)
+    for some in streams.seen.sums if state is not None and leaf is not None else ():
+        for which in (0, 1):
+            one, other = some.nodes[which], some.nodes[1 - which]
+            both = node_of(some.result) is added and bool(reached([one], {leaf}))
+            if not (both or base_of(one) is total) or reached([other], {leaf}) or not some.kept(1 - which):
+                continue
+            if reached([other], {state}) and base_of(other) is not state:
+                return some.operands[1 - which]
+    return None
 
 
 def _state_side(some: Sum) -> int | None:
@@ -552,14 +598,17 @@ def _layer(some: Sum, side: int, results: list[Place], samples: Tensor, tensors:
     for channels in (-1, 1) if some.result.ndim == 4 else (-1,):
         tokens, calls = _fed_rows(some, channels, results)
         if tokens is not None:
-            known = torch.nonzero(tokens >= 0)[:, 0]
-            of = samples[tokens[known]]
-            each = [known[of == sample] for sample in of.unique().tolist()]
-            rows = pad_sequence(each, batch_first=True, padding_value=-1)  # -1 where a sample has fewer
-            named = torch.where(rows >= 0, tokens[rows.clamp(min=0)], -1)
             state, added = (_number(some.operands[which], tensors) for which in (side, 1 - side))
-            return FeedForward(state, added, channels, rows, named, calls, some.after)
+            return FeedForward(state, added, channels, *_by_sample(tokens, samples), calls, some.after)
     return None
+
+
+def _by_sample(tokens: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of each sample, -1 where a sample has fewer, and the token of each of these."""
+    known = torch.nonzero(tokens >= 0)[:, 0]
+    of = samples[tokens[known]]
+    rows = pad_sequence([known[of == sample] for sample in of.unique().tolist()], batch_first=True, padding_value=-1)
+    return rows, torch.where(rows >= 0, tokens[rows.clamp(min=0)], -1)
 
 
 def _fed_rows(some: Sum, channels: int, results: list[Place]) -> tuple[Tensor | None, tuple[int, ...]]:
