@@ -11,8 +11,9 @@ import pytest
 import torch
 import transformers
 from applying import cheaply
-from tiny_models import BERT, MODELS
+from tiny_models import BERT, MODELS, tiny
 from torch import nn
+from torch.nn import functional as F
 from torch.testing import assert_close
 
 import vitrail
@@ -761,3 +762,26 @@ def test_weights_that_change_meanwhile_are_an_error(method):
     vitrail.explain(Plain(), {"ids": IDS}, method, 1)
     with pytest.raises(VitrailError, match="the weights of the model were changed while it was explained"):
         vitrail.explain(Trained(), {"ids": IDS}, method, 1)
+
+
+class Noisy(nn.Module):
+    """Dropout that stays on in eval mode."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(F.dropout(x, 0.1, training=True))
+
+
+@pytest.mark.parametrize("method", ["gae", "tokentm", "rollout", "auto", "attn_lrp", "integrated_gradients"])
+def test_random_numbers_that_a_model_draws_are_the_callers(method):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 32, 32)
+    model = Noisy(tiny("hf_vit")).eval()
+    before = torch.get_rng_state()
+    found = vitrail.explain(model, x, method, 1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert "one draw" in found.provenance["random"]
+    assert "random" not in vitrail.explain(model.inner, x, method, 1).provenance

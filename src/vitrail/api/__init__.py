@@ -231,6 +231,7 @@ def _answer(
     if len(asked) > 1 and all(spec is asked[0][0] for spec, _ in asked):
         # One method for several targets: what it needs of a forward pass is done once.
         requests = [replace(one, plan=requests[0].plan, inputs=requests[0].inputs) for one in requests]
+    random = torch.get_rng_state()
     with shadow(model) as own:
         for request in requests if isinstance(own, FromFeatures) else ():
             check_target(own, request.target)
@@ -239,7 +240,8 @@ def _answer(
         except SeamError as error:
             check_all_apart(own, read)
             identity, made = explain_at_inputs(own, [at_inputs_instead(one, error, anatomy) for one in requests])
-        origin = provenance(own, samples=read.batch, identity=identity)
+        draws = not torch.equal(random, torch.get_rng_state())
+        origin = provenance(own, samples=read.batch, identity=identity, draws=draws)
         seconds = time.perf_counter() - started
     if len(made) == 1:  # all of the call is its own
         return [attach_metadata(made[0], given, read, origin, seconds=seconds, shared_seconds=0.0)]

@@ -22,7 +22,7 @@ from vitrail.capture.journal import Journal
 from vitrail.capture.layers import check_read
 from vitrail.capture.measure import Structure
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
-from vitrail.capture.padding import first_call_of
+from vitrail.capture.padding import first_call
 from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, PassPlan, Wanted
 from vitrail.capture.passes import Pass
 from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
@@ -91,7 +91,7 @@ def forward(
             raise no_root(capture, inputs)
         assert plan.structure is not None
         structure = _seen_structure(model, given, plan, capture, output, stack)
-        run = Pass(inputs, capture, output, settings, structure, first_call_of(model, given))
+        run = Pass(inputs, capture, output, settings, structure, partial(first_call, model, given))
         yield run
         run.settle()
 

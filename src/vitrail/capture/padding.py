@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Int
@@ -12,7 +11,6 @@ from vitrail.capture.outputs import run_model
 from vitrail.capture.reach import unattended
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import call_shape
-from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 
 FirstCall = Callable[[Tensor], AttentionCall | None]
@@ -23,12 +21,8 @@ class _FirstCallSeen(Exception):
     """The first attention call was made: no more of the model has to run."""
 
 
-def first_call_of(model: nn.Module, inputs: Inputs) -> FirstCall:
-    """Return a function that runs a model on other words up to its first attention call."""
-    return partial(_first_call, model, inputs)
-
-
-def _first_call(model: nn.Module, inputs: Inputs, words: Tensor) -> AttentionCall | None:
+def first_call(model: nn.Module, inputs: Inputs, words: Tensor) -> AttentionCall | None:
+    """Return the first attention call of a model on other words; no more of it is run."""
     seen: list[AttentionCall] = []
 
     def emit(call: AttentionCall) -> None:
@@ -39,7 +33,9 @@ def _first_call(model: nn.Module, inputs: Inputs, words: Tensor) -> AttentionCal
         try:
             with attention_calls(emit):
                 run_model(model, replace(inputs.showing(words), ids=words))
-        except (_FirstCallSeen, SeamError):
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # also that of a model which refuses these words: nothing is known then
             pass
     return seen[0] if seen else None
 
@@ -49,7 +45,7 @@ def hides_word(
     ids: Int[Tensor, "b t"],
     index: Int[Tensor, " t"],
     call: AttentionCall,
-    first_call: FirstCall,
+    run: FirstCall,
 ) -> Bool[Tensor, ""]:
     """Return True if the hidden word is hidden at other places too, in every sample.
 
@@ -60,11 +56,12 @@ def hides_word(
         hidden: the words that no query of the first attention call sees, all of them the same.
         index: which tokens are words.
         call: the first attention call.
+        run: runs the model on other words up to that call.
     """
     word = ids.masked_fill(~hidden, torch.iinfo(ids.dtype).min).amax()
     seen = ~hidden
     moved = seen & (seen.cumsum(dim=1) % 2 == 0) & hidden.any()
-    again = first_call(torch.where(moved, word, ids))
+    again = run(torch.where(moved, word, ids))
     found = None if again is None or call_shape(again) != call_shape(call) else unattended(again, len(ids))
     if found is None:
         return torch.zeros((), dtype=torch.bool, device=hidden.device)

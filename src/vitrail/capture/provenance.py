@@ -113,11 +113,15 @@ def _state(model: nn.Module) -> list[tuple[str, Tensor]]:
     return found
 
 
-def provenance(model: nn.Module, *, samples: int, identity: str | None = None) -> dict[str, Any]:
+RANDOM = "the model draws random numbers, as by dropout or noise that stays on: the scores are those of one draw"
+
+
+def provenance(model: nn.Module, *, samples: int, identity: str | None = None, draws: bool = False) -> dict[str, Any]:
     """What every result of a call carries of its model, beside what it says of itself.
 
     Args:
         identity: the model's fingerprint, if it was taken before.
+        draws: whether random numbers were drawn in its passes.
     """
     lacking = once(model, "state", lambda: _read_weights(model)).lacking
     huggingface = getattr(getattr(model, "config", None), "name_or_path", "")
@@ -128,6 +132,7 @@ def provenance(model: nn.Module, *, samples: int, identity: str | None = None) -
         "model_class": type(model).__name__,
         "model_hash": identity or fingerprint(model),
         **({"model_hash_lacks": f"the values of {lacking} weights"} if lacking else {}),
+        **({"random": RANDOM} if draws else {}),
         "versions": dict(versions()),
         "samples": samples,
     }

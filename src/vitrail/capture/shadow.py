@@ -389,6 +389,7 @@ def shadow(model: object) -> Iterator[nn.Module]:
     handle = own.root.register_forward_pre_hook(copy_caches, with_kwargs=True, prepend=True)
     # If the parameters are written to meanwhile, the passes of one explanation are of several models.
     before = writes_to_all(own.copied.parameters)
+    start = torch.get_rng_state()
     try:
         with nullcontext() if default.type == "cpu" else torch.device("cpu"):
             yield own.root
@@ -400,6 +401,8 @@ def shadow(model: object) -> Iterator[nn.Module]:
         raise known from error
     finally:
         handle.remove()
+        if not torch.equal(start, torch.get_rng_state()):  # the model drew random numbers, which are the caller's
+            torch.set_rng_state(start)
     if writes_to_all(own.copied.parameters) != before:
         raise InputError(CHANGED)
     own.rest()
