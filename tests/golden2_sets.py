@@ -1,44 +1,26 @@
 """The second golden data: models in float64, inputs, and which expected arrays belong to a row of mapping.json."""
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
-from safetensors.torch import load_file
+from golden_sets import Golden, read_golden
 
 HERE = Path(__file__).parent / "golden2"
 
 
-@dataclass(frozen=True)
-class Golden2:
-    model: torch.nn.Module
-    config: dict
-    inputs: dict[str, np.ndarray]
-    expected: dict[str, np.ndarray]
-
-    def item(self, name: str, keys=("input_ids", "attention_mask", "position_ids")) -> dict[str, torch.Tensor]:
-        found = {key: self.inputs.get(f"{key}/{name[3:]}") for key in keys}
-        return {key: torch.from_numpy(x)[None] for key, x in found.items() if x is not None}
-
-
 @cache
-def golden2(name: str, attention: str = "eager") -> Golden2:
-    folder = HERE / name
-    config = json.loads((folder / "config.json").read_text())
-    model_class = getattr(transformers, config["class"])
-    settings = model_class.config_class(**config["config"], attn_implementation=attention)
-    model = model_class(settings)
-    missing, unexpected = model.load_state_dict(load_file(folder / "weights.safetensors"), strict=False)
-    assert not unexpected
-    assert all(key.endswith(("lm_head.weight", "embed_tokens.weight", "final_logits_bias")) for key in missing), missing
-    model.tie_weights()
-    return Golden2(
-        model.double().eval(), config, dict(np.load(folder / "inputs.npz")), dict(np.load(folder / "expected.npz"))
-    )
+def golden2(name: str, attention: str = "eager") -> Golden:
+    def build(config: dict) -> torch.nn.Module:
+        kind, given = getattr(transformers, config["class"]), dict(config["config"])
+        if "backbone_config" in given:
+            given["backbone_config"] = transformers.ResNetConfig(**given["backbone_config"])
+        return kind(kind.config_class(**given, attn_implementation=attention))
+
+    return read_golden(HERE / name, build)
 
 
 def mapping(*parts: str) -> list[dict]:

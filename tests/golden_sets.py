@@ -1,6 +1,7 @@
 """The golden folders as models in float64, inputs, and the rows of mapping.json."""
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,11 @@ from vitrail import targets
 HERE = Path(__file__).parent / "golden"
 
 
+INPUTS = (
+    "input_ids", "attention_mask", "position_ids", "decoder_input_ids", "pixel_values", "pixel_mask",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Golden:
     model: torch.nn.Module
@@ -22,12 +28,29 @@ class Golden:
     expected: dict[str, np.ndarray]
 
     def item(self, name: str):
-        if self.config["kind"] == "vit":
+        """One item: a picture, or the model's inputs."""
+        if self.config.get("kind") == "vit":
             return torch.from_numpy(self.inputs[f"image/{name[3:]}"])[None].double()
-        found = {"input_ids": torch.from_numpy(self.inputs[f"input_ids/{name[3:]}"])[None]}
-        if f"attention_mask/{name[3:]}" in self.inputs:
-            found["attention_mask"] = torch.from_numpy(self.inputs[f"attention_mask/{name[3:]}"])[None]
-        return found
+        found = {key: self.inputs.get(f"{key}/{name[3:]}") for key in INPUTS}
+        given = {key: torch.from_numpy(x)[None] for key, x in found.items() if x is not None}
+        return {key: x.double() if x.is_floating_point() else x for key, x in given.items()}
+
+
+TIED = ("lm_head.weight", "embed_tokens.weight", "final_logits_bias")
+"""What a file of weights may leave out: tied to other weights, or zero."""
+
+
+def read_golden(folder: Path, build: Callable[[dict], torch.nn.Module]) -> Golden:
+    """The data of a folder, with the model that is built of its config."""
+    config = json.loads((folder / "config.json").read_text())
+    model = build(config)
+    missing, unexpected = model.load_state_dict(load_file(folder / "weights.safetensors"), strict=False)
+    assert not unexpected
+    assert all(key.endswith(TIED) for key in missing), missing
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    arrays = [dict(np.load(folder / name)) for name in ("inputs.npz", "expected.npz")]
+    return Golden(model.double().eval(), config, *arrays)
 
 
 def _vit(c):
@@ -71,18 +94,7 @@ BUILDERS = {"vit": _vit, "bert": _bert, "gpt2": _gpt2, "llama": _llama}
 
 @cache
 def golden(name: str) -> Golden:
-    folder = HERE / name
-    config = json.loads((folder / "config.json").read_text())
-    model = BUILDERS[config["kind"]](config)
-    missing, unexpected = model.load_state_dict(load_file(folder / "weights.safetensors"), strict=False)
-    assert not unexpected
-    assert set(missing) <= {"lm_head.weight"}  # tied to the word embeddings
-    return Golden(
-        model.double().eval(),
-        config,
-        dict(np.load(folder / "inputs.npz")),
-        dict(np.load(folder / "expected.npz")),
-    )
+    return read_golden(HERE / name, lambda config: BUILDERS[config["kind"]](config))
 
 
 def rows(issue: str) -> list[dict]:

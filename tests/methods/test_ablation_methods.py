@@ -8,7 +8,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail import targets
 from vitrail.methods.context_cite import kept_sources, logit_of, surrogate
-from vitrail.models.texts import pieces_of, sentences, words
+from vitrail.models.texts import byte_letters, pieces_of, sentences, words
 
 IDS = torch.tensor([[5, 9, 3, 30, 17, 22, 8, 41, 12, 33]])
 SOURCES = [(0, 2), (2, 5), (5, 7)]
@@ -123,6 +123,27 @@ def test_words_are_spans_of_tokens():
     pieces = pieces_of(["Un", "believ", "able", "Ġcats", ",", "Ġno"])
     assert ["".join(pieces[a:b]) for a, b in words(pieces)] == ["Unbelievable", " cats,", " no"]
     assert pieces_of(["un", "##believ", "##able"]) == (" un", "believ", "able")
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("我爱你。他走了。", ["我爱你。", "他走了。"]),
+        ("Il dit… «\u00a0Oui\u00a0» Zürich.", ["Il dit…", "«\u00a0Oui\u00a0» Zürich."]),
+    ],
+)
+def test_tokens_of_bytes_are_cut_into_the_sentences_that_their_text_has(text, expected, width):
+    letters = "".join({value: letter for letter, value in byte_letters().items()}[byte] for byte in text.encode())
+    found = pieces_of([letters[i : i + width] for i in range(0, len(letters), width)])
+    assert "".join(found) == text
+    assert ["".join(found[a:b]).strip() for a, b in sentences(found)] == expected
+
+
+def test_tokens_of_letters_are_not_taken_for_bytes():
+    assert pieces_of(["café"]) == ("café",)
+    assert pieces_of(["café", "##s"]) == (" café", "s")
+    assert pieces_of(["naïve", "."]) == ("naïve", ".")
 
 
 class OneLength(torch.nn.Module):

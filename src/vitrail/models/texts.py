@@ -6,7 +6,9 @@ text that is cut into tokens.
 
 import re
 import unicodedata
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from vitrail.errors import InputError, one_line
@@ -68,11 +70,56 @@ WORD = re.compile(r"\s*\S+\s*?(?=\s|$)")
 
 
 def pieces_of(tokens: Sequence[str]) -> tuple[str, ...]:
-    """The tokens as pieces of text that together give it: marks of white space as white space."""
-    marked = any(token.startswith(("Ġ", "▁")) for token in tokens)
-    if not marked and any(token.startswith("##") for token in tokens):  # WordPiece leaves white space out
+    """The tokens as pieces of text that together give it: marks of white space as white space, bytes as letters."""
+    if any(token.startswith("▁") for token in tokens):
+        return tuple(_with_spaces(token) for token in tokens)
+    wordpiece = any(token.startswith("##") for token in tokens) and not any(token.startswith("Ġ") for token in tokens)
+    if not wordpiece and is_byte_level(tokens):
+        return _decoded(tokens)
+    if wordpiece:  # which leaves white space out
         return tuple(token[2:] if token.startswith("##") else f" {token}" for token in tokens)
-    return tuple("".join(SPACES.get(letter, letter) for letter in token) for token in tokens)
+    return tuple(_with_spaces(token) for token in tokens)
+
+
+def _with_spaces(token: str) -> str:
+    return "".join(SPACES.get(letter, letter) for letter in token)
+
+
+@cache
+def byte_letters() -> dict[str, int]:
+    """Byte-level BPE's alphabet: printable bytes stand for themselves, the others for letters from 256 on."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    other = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(other)}
+
+
+def is_byte_level(tokens: Sequence[str]) -> bool:
+    """Return True if tokens are bytes in byte-level BPE's alphabet.
+
+    It marks white space. A text without any, such as one in Chinese, is told by its bytes, which are UTF-8.
+    """
+    if any(token.startswith(("Ġ", "Ċ")) for token in tokens):
+        return True
+    known, letters = byte_letters(), "".join(tokens)
+    if not all(letter in known for letter in letters):
+        return False
+    written = bytes(known[letter] for letter in letters)
+    try:
+        return not written.isascii() and bool(written.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def _decoded(tokens: Sequence[str]) -> tuple[str, ...]:
+    """The letters that each token completes; a token of other letters, such as a special one, is one of its own."""
+    known, decoder = byte_letters(), getincrementaldecoder("utf-8")(errors="replace")
+    pieces = []
+    for token in tokens:
+        if all(letter in known for letter in token):
+            pieces.append(decoder.decode(bytes(known[letter] for letter in token)))
+        else:
+            pieces.append(_with_spaces(token))
+    return tuple(pieces)
 
 
 def _units(pieces: Sequence[str], ends: Sequence[int]) -> list[Span]:

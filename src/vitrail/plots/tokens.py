@@ -7,7 +7,7 @@ Fig. 5: red for the target, blue against it, darker for more. A heat map has the
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING
 from unicodedata import category
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, MissingExtraError, OptionError
+from vitrail.models.texts import byte_letters
 from vitrail.plots import canvas
 
 if TYPE_CHECKING:
@@ -173,17 +174,10 @@ def _readable(parts: Sequence[str], mark: str) -> str:
     if mark == CONTINUES:
         return _printable("".join(part.removeprefix(CONTINUES) for part in parts))
     text = "".join(parts)
-    if mark == "Ġ" and all(letter in _bytes() for letter in text):
-        text = bytes(_bytes()[letter] for letter in text).decode(errors="replace").removeprefix(" ")
+    known = byte_letters()
+    if mark == "Ġ" and all(letter in known for letter in text):
+        text = bytes(known[letter] for letter in text).decode(errors="replace").removeprefix(" ")
     return _printable(text.removeprefix(mark) if mark else text)
-
-
-@cache
-def _bytes() -> dict[str, int]:
-    """Byte-level BPE's alphabet: printable bytes stand for themselves, the others for letters from 256 on."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    other = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(other)}
 
 
 def _printable(text: str) -> str:

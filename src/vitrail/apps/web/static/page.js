@@ -18,43 +18,94 @@ function useStore(store) {
 /** Whether the model on the screen is one that is asked questions about pictures: it has no classes and no maps of them. */
 const asking = (store) => Boolean(store.shown) && store.shown.case.task === "asking";
 
-/** What the model says, which model it is, and what to be careful about. */
-function Answer({store}) {
-  const {shown} = store;
-  if (!shown) return html`<div class="answer"><p class="big">${store.trouble ? "" : "Asking the model\u2026"}</p><p class="quiet">The model is being loaded.</p></div>`;
-  const about = shown.case;
-  const best = about.classes[0];
-  const other = best && best.index !== about.target.index;
-  const Big = store.offline ? "h1" : "p";
-  return html`<div class="answer" data-target=${about.target.index}>
-    <${Big} class="big">${asking(store) ? "Ask the model about this picture." : best ? html`The model says <strong>${best.name}</strong>, ${percent(best.probability)}.` : html`<strong>${about.target.name || "Attribution"}</strong>`}
-      ${other ? html` Explained is <strong>${about.target.name}</strong>, ${percent(about.target.probability)}.` : null}</${Big}>
-    ${about.card ? html`<details class="card-text"><summary>${about.card.what}</summary><p>${about.card.name}. ${about.card.knows.length ? `It knows: ${about.card.knows.join(", ")}${about.card.count > about.card.knows.length ? ` and ${about.card.count - about.card.knows.length} more` : ""}.` : ""}</p></details>`
-      : about.model ? html`<p class="quiet">${about.model}</p>` : null}
-    ${about.cautions.map((one) => html`<p class="caution" role="note" key=${one}>${one}</p>`)}</div>`;
+/** The class that the model sees, and the one that is explained if that is another. */
+function Headline({store}) {
+  const {target, classes: [best]} = store.shown.case;
+  if (asking(store)) return "Ask the model about this picture.";
+  if (!best) return html`<strong>${target.name || "Attribution"}</strong>`;
+  const says = html`The model says <strong>${best.name}</strong>, ${percent(best.probability)}.`;
+  if (best.index === target.index) return says;
+  return html`${says} Explained is <strong>${target.name}</strong>, ${percent(target.probability)}.`;
 }
 
+/** What a model knows, in words. */
+function knowledge({knows, count}) {
+  if (!knows.length) return "";
+  const more = count > knows.length ? ` and ${count - knows.length} more` : "";
+  return `It knows: ${knows.join(", ")}${more}.`;
+}
+
+/** Which model it is. */
+function Card({about: {card, model}}) {
+  if (card) return html`<details class="card-text"><summary>${card.what}</summary><p>${card.name}. ${knowledge(card)}</p></details>`;
+  return model ? html`<p class="quiet">${model}</p>` : null;
+}
+
+/** What to be careful about. */
+function Cautions({about}) {
+  return about.cautions.map((one) => html`<p class="caution" role="note" key=${one}>${one}</p>`);
+}
+
+/** What the model says, which model it is, and what to be careful about. */
+function Answer({store}) {
+  const about = store.shown && store.shown.case;
+  if (!about) {
+    const words = store.trouble ? "" : "Asking the model\u2026";
+    return html`<div class="answer"><p class="big">${words}</p><p class="quiet">The model is being loaded.</p></div>`;
+  }
+  const Big = store.offline ? "h1" : "p";
+  return html`<div class="answer" data-target=${about.target.index}>
+    <${Big} class="big"><${Headline} store=${store} /></${Big}>
+    <${Card} about=${about} /><${Cautions} about=${about} /></div>`;
+}
+
+/** The place of a map that is not there, with what is the matter. */
+function Blank({about, words}) {
+  const shape = about.size ? {aspectRatio: `${about.size[1]} / ${about.size[0]}`} : {};
+  return html`<div class=${`blank ${about.kind}`} style=${shape}>${words}</div>`;
+}
+
+/** One map with its name, its number at the place that is pointed at, and its colours. */
 function Figure({store, name}) {
   const {shown, look, pointed} = store;
   const about = shown.case, map = shown.maps.get(name), why = shown.missing.get(name);
-  const plain = store.plain(name);
-  const said = map && map.preset !== "recommended" ? `${name}, ${map.preset}` : name;
+  const title = map && map.preset !== "recommended" ? `${name}, ${map.preset}` : name;
+  const remark = why ? `Left out: ${why}` : agreement(map, about.kind) || store.plain(name);
+  const point = (cell) => store.point(cell);
+  const picture = map
+    ? html`<${MapView} about=${about} map=${map} look=${look} pointed=${pointed} onPoint=${point} label=${`Map of ${name} for ${about.target.name}`} />`
+    : html`<${Blank} about=${about} words=${why ? "no map" : "computing"} />`;
+  const legend = map ? html`<${Legend} map=${map} look=${look} kind=${about.kind} />` : html`<div class="legend"></div>`;
   return html`<figure class="map" data-method=${name} data-ready=${Boolean(map)}>
-    ${map ? html`<${MapView} about=${about} map=${map} look=${look} pointed=${pointed} onPoint=${(cell) => store.point(cell)} label=${`Map of ${name} for ${about.target.name}`} />`
-      : html`<div class=${`blank ${about.kind}`} style=${about.size ? {aspectRatio: `${about.size[1]} / ${about.size[0]}`} : {}}>${why ? "no map" : "computing"}</div>`}
-    <figcaption><strong>${said}</strong> <output class="value">${valueAt(map, pointed, about.tokens, look.words)}</output>
-      <span class="quiet">${why ? `Left out: ${why}` : agreement(map, about.kind) || plain}</span></figcaption>
-    ${map ? html`<${Legend} map=${map} look=${look} kind=${about.kind} />` : html`<div class="legend"></div>`}</figure>`;
+    ${picture}
+    <figcaption><strong>${title}</strong> <output class="value">${valueAt(map, pointed, about.tokens, look.words)}</output>
+      <span class="quiet">${remark}</span></figcaption>
+    ${legend}</figure>`;
+}
+
+/** The picture beside its maps; text has none of its own. */
+function Picture({store}) {
+  const {shown: {case: about}, look, pointed} = store;
+  if (about.kind !== "image") return null;
+  const label = asking(store) ? "The picture" : "The picture as the model sees it";
+  const remark = asking(store) ? "" : "as the model sees it";
+  return html`<figure class="map input"><${MapView} about=${about} map=${null} look=${look} pointed=${pointed} onPoint=${(cell) => store.point(cell)} label=${label} />
+    <figcaption><strong>input</strong> <span class="quiet">${remark}</span></figcaption><div class="legend"></div></figure>`;
+}
+
+/** As many empty places as there will be maps. */
+function Waiting({store}) {
+  const blank = (_, i) => html`<figure class="map" key=${i}><div class="blank square"></div><figcaption>\u00a0</figcaption><div class="legend"></div></figure>`;
+  return html`<div class="gallery image">${store.asked.methods.concat("").map(blank)}</div>`;
 }
 
 function Maps({store}) {
-  const {shown, look, pointed} = store;
-  if (!shown) return html`<div class="gallery image">${store.asked.methods.concat("").map((_, i) => html`<figure class="map" key=${i}><div class="blank square"></div><figcaption>\u00a0</figcaption><div class="legend"></div></figure>`)}</div>`;
-  const about = shown.case;
-  return html`<div class=${`gallery ${about.kind}`} data-key=${shown.key}>
-    ${about.kind === "image" ? html`<figure class="map input"><${MapView} about=${about} map=${null} look=${look} pointed=${pointed} onPoint=${(cell) => store.point(cell)} label=${asking(store) ? "The picture" : "The picture as the model sees it"} />
-      <figcaption><strong>input</strong> <span class="quiet">${asking(store) ? "" : "as the model sees it"}</span></figcaption><div class="legend"></div></figure>` : null}
-    ${(asking(store) ? [] : shown.asked.methods).map((name) => html`<${Figure} key=${name} store=${store} name=${name} />`)}</div>`;
+  const {shown} = store;
+  if (!shown) return html`<${Waiting} store=${store} />`;
+  const names = asking(store) ? [] : shown.asked.methods;
+  return html`<div class=${`gallery ${shown.case.kind}`} data-key=${shown.key}>
+    <${Picture} store=${store} />
+    ${names.map((name) => html`<${Figure} key=${name} store=${store} name=${name} />`)}</div>`;
 }
 
 function Panels({store}) {
@@ -83,16 +134,69 @@ function Status({store}) {
     ${store.trouble ? html`<p class="trouble" role="alert">${store.trouble[0].toUpperCase() + store.trouble.slice(1)}</p>` : null}`;
 }
 
+/** The number of every map at the place that is pointed at. */
+function Numbers({store}) {
+  const {shown, pointed, look} = store;
+  if (asking(store)) return null;
+  if (!shown || pointed === null) return html`<span class="quiet">Point at a place, or focus a map and use the arrow keys, to read its number in every map.</span>`;
+  const {tokens} = shown.case;
+  const there = shown.asked.methods.filter((name) => shown.maps.has(name));
+  const numbers = there.map((name) => `${name} ${valueAt(shown.maps.get(name), pointed, tokens, look.words)}`);
+  return html`<strong>${placeName(shown.case, pointed, look.words)}</strong>${" "}
+    ${numbers.join(" \u00b7 ")}`;
+}
+
 function Results({store}) {
   const busy = !store.offline && !store.settled;
   const stale = store.shown && !store.offline && store.shown.asked !== store.asked && store.progress;
   return html`<main id="results" class=${stale ? "stale" : ""} aria-busy=${busy} data-settled=${!busy}>
     <${Answer} store=${store} />${store.offline ? null : html`<${Status} store=${store} />`}
     <${Maps} store=${store} />
-    <p class="pointed" aria-live="polite">${asking(store) ? null : store.shown && store.pointed !== null ? html`<strong>${placeName(store.shown.case, store.pointed, store.look.words)}</strong>${" "}
-      ${store.shown.asked.methods.filter((name) => store.shown.maps.has(name)).map((name) => `${name} ${valueAt(store.shown.maps.get(name), store.pointed, store.shown.case.tokens, store.look.words)}`).join(" \u00b7 ")}`
-      : html`<span class="quiet">Point at a place, or focus a map and use the arrow keys, to read its number in every map.</span>`}</p>
+    <p class="pointed" aria-live="polite"><${Numbers} store=${store} /></p>
     <${Panels} store=${store} /></main>`;
+}
+
+/** Write what is asked into the address, a little after it changed; gives what ends that. */
+function followAddress(store) {
+  let timer = 0;
+  const write = () => { if (location.hash !== toAddress(store)) history.replaceState(null, "", toAddress(store)); };
+  const stop = store.listen(() => { clearTimeout(timer); timer = setTimeout(write, PAUSE); });
+  return () => { clearTimeout(timer); stop(); };
+}
+
+/** Take undo and redo from the keyboard, and pictures that are dropped or pasted; gives what ends that. */
+function takeFromWindow(store) {
+  const keydown = (event) => {
+    const command = (event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z";
+    if (!command || event.target.matches("textarea, input[type=search], input:not([type])")) return;
+    event.preventDefault();
+    if (event.shiftKey) store.redo(); else store.undo();
+  };
+  const drop = (event) => {
+    event.preventDefault();
+    const files = [...(event.dataTransfer || event.clipboardData).files].filter((file) => file.type.startsWith("image/"));
+    if (files.length) addFiles(store, files);
+  };
+  const dragover = (event) => event.preventDefault();
+  const paste = (event) => { if (event.clipboardData.files.length) drop(event); };
+  const all = Object.entries({keydown, drop, dragover, paste});
+  for (const [name, take] of all) window.addEventListener(name, take);
+  return () => { for (const [name, take] of all) window.removeEventListener(name, take); };
+}
+
+function Header({store}) {
+  const kind = kindOf(store.asked.input);
+  const tab = (name, title, input) => html`<button type="button" aria-pressed=${kind === name} onClick=${() => kind !== name && show(store, input)}>${title}</button>`;
+  return html`<header><h1>Vitrail <small>what did the model look at?</small></h1>
+    <div class="row kinds" role="group" aria-label="Kind of input">${tab("image", "Picture", "example:golf_ball")}${tab("text", "Text", "example:sentence-1")}</div>
+    <div class="row"><button type="button" id="undo" disabled=${!store.past.length} onClick=${() => store.undo()}>Undo</button>
+      <button type="button" id="redo" disabled=${!store.future.length} onClick=${() => store.redo()}>Redo</button></div></header>`;
+}
+
+/** What is asked. Of a model that is asked questions there are no classes and methods to choose. */
+function Choices({store}) {
+  const ofMaps = asking(store) ? null : html`<${ClassChoice} store=${store} /><${MethodChoice} store=${store} />`;
+  return html`<aside aria-label="Choices"><${InputChoice} store=${store} />${ofMaps}<${LookChoice} store=${store} /><${ModelChoice} store=${store} /></aside>`;
 }
 
 /** The whole page. */
@@ -100,32 +204,10 @@ export function Page({store}) {
   useStore(store);
   useEffect(() => {
     if (store.offline) return undefined;
-    let timer = 0;
-    const address = () => { if (location.hash !== toAddress(store)) history.replaceState(null, "", toAddress(store)); };
-    const stop = store.listen(() => { clearTimeout(timer); timer = setTimeout(address, PAUSE); });
-    const keys = (event) => {
-      if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "z" || event.target.matches("textarea, input[type=search], input:not([type])")) return;
-      event.preventDefault();
-      if (event.shiftKey) store.redo(); else store.undo();
-    };
-    const drop = (event) => {
-      event.preventDefault();
-      const files = [...(event.dataTransfer || event.clipboardData).files].filter((file) => file.type.startsWith("image/"));
-      if (files.length) addFiles(store, files);
-    };
-    const over = (event) => event.preventDefault();
-    const paste = (event) => { if (event.clipboardData.files.length) drop(event); };
-    const all = {keydown: keys, drop, dragover: over, paste};
-    for (const [name, take] of Object.entries(all)) window.addEventListener(name, take);
-    return () => { clearTimeout(timer); stop(); for (const [name, take] of Object.entries(all)) window.removeEventListener(name, take); };
+    const ends = [followAddress(store), takeFromWindow(store)];
+    return () => ends.forEach((end) => end());
   }, []);
-  const kind = kindOf(store.asked.input);
   if (store.offline) return html`<div class="alone"><${Results} store=${store} /><aside aria-label="Choices"><${LookChoice} store=${store} /></aside></div>`;
-  const tab = (name, title, input) => html`<button type="button" aria-pressed=${kind === name} onClick=${() => kind !== name && show(store, input)}>${title}</button>`;
-  return html`<header><h1>Vitrail <small>what did the model look at?</small></h1>
-    <div class="row kinds" role="group" aria-label="Kind of input">${tab("image", "Picture", "example:golf_ball")}${tab("text", "Text", "example:sentence-1")}</div>
-    <div class="row"><button type="button" id="undo" disabled=${!store.past.length} onClick=${() => store.undo()}>Undo</button>
-      <button type="button" id="redo" disabled=${!store.future.length} onClick=${() => store.redo()}>Redo</button></div></header>
-    <div class=${asking(store) ? "columns asking" : "columns"}><${Results} store=${store} /><aside aria-label="Choices"><${InputChoice} store=${store} />${asking(store) ? null : html`<${ClassChoice} store=${store} />
-      <${MethodChoice} store=${store} />`}<${LookChoice} store=${store} /><${ModelChoice} store=${store} /></aside></div>`;
+  return html`<${Header} store=${store} />
+    <div class=${asking(store) ? "columns asking" : "columns"}><${Results} store=${store} /><${Choices} store=${store} /></div>`;
 }
