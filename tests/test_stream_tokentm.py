@@ -461,3 +461,23 @@ def test_a_feed_forward_part_beside_attention_takes_part(order):
         wanted = whole.read(torch.tensor([0.0] * 6 + [0.25] * 4).double())
     for one in found:
         assert_close(torch.cat([s.scores[0] for s in one.streams.values()]).sort()[0], wanted.sort()[0], **EXACT)
+
+
+class Activated(Parallel):
+    """The answer is read behind an activation that sums a state and what is made of each of its numbers."""
+
+    def __init__(self, activation):
+        super().__init__(JOINED["first the two"])
+        self.dense, self.activation = torch.nn.Linear(12, 12), activation
+
+    def forward(self, input_ids, decoder_input_ids):
+        return self.head(self.activation(self.dense(self.states(input_ids, decoder_input_ids)[-1])).mean(dim=1))
+
+
+def test_an_activation_that_is_written_as_a_sum_is_no_feed_forward_part():
+    inputs, found = {"input_ids": torch.arange(6)[None], "decoder_input_ids": torch.arange(9, 5, -1)[None]}, []
+    for activation in (transformers.activations.NewGELUActivation(), torch.nn.GELU(approximate="tanh")):
+        torch.manual_seed(0)
+        found.append(vitrail.explain(Activated(activation).double().eval(), inputs, "tokentm", 3))
+    for name, one in found[0].streams.items():
+        assert_close(one.scores, found[1].streams[name].scores, **EXACT)

@@ -13,6 +13,8 @@ KEEPS_VALUES = (
     "TBack", "Slice", "Select",
 )  # fmt: skip
 """How the names of graph nodes begin that hand values on as they are."""
+BY_ENTRY = (*KEEPS_VALUES, "Add", "Sub", "Mul", "Div", "Neg", "Pow", "Exp", "Tanh", "Sigmoid", "Erf", "Relu", "Clamp")
+"""The same of nodes that compute every number of a state from this number alone."""
 TABLE = "EmbeddingBackward"
 """How the names of graph nodes begin that look up vectors."""
 
@@ -55,6 +57,12 @@ def from_data(x: Tensor | None) -> bool:
 def reached(start: list[Node | None], targets: set[Any]) -> set[Node]:
     """Those of the targets that a walk back through the graph meets; it does not go on behind a target."""
     return {node for node in _nodes_behind(start, targets) if node in targets}
+
+
+def is_by_entry(start: Node | None, state: Node) -> bool:
+    """Return True if each number of a tensor is made of the same number of a state alone, as by an activation."""
+    between = (node.name() for node in _nodes_behind([start], {state}) if node is not state)
+    return all(name.partition("Backward")[0] in BY_ENTRY for name in between)
 
 
 def met_beside(start: Node | None, by: Node | None, data: set[Node]) -> bool:

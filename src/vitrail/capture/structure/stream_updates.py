@@ -23,7 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from vitrail.capture.coded_gradients import fed_singly
 from vitrail.capture.cut_pass import CutCall
 from vitrail.capture.executions import tensors_in
-from vitrail.capture.graph_nodes import Node, base_of, from_data, is_made_of, met_beside, node_of, reached
+from vitrail.capture.graph_nodes import Node, base_of, from_data, is_by_entry, is_made_of, met_beside, node_of, reached
 from vitrail.capture.recording import widen
 from vitrail.capture.signature import GraphPlace
 from vitrail.capture.streams import AttentionEvent, Place, Streams
@@ -582,11 +582,11 @@ def _added_beside(streams: Streams, entered: Sum, side: int, leaf: Node | None) 
 
 
 def _state_side(some: Sum) -> int | None:
-    """Which operand of a sum is a state that the other one is made of; None for neither."""
+    """Tell which operand of a sum is a state that the other one is made of, not by an activation; None for none."""
     for side in (0, 1):
         state, other = base_of(some.nodes[side]), some.nodes[1 - side]
         if state is not None and state is not base_of(other) and reached([other], {state}):
-            return side if some.kept(0) and some.kept(1) else None
+            return side if some.kept(0) and some.kept(1) and not is_by_entry(other, state) else None
     return None
 
 
