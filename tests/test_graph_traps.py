@@ -95,11 +95,12 @@ def test_rollout_needs_no_gradient_and_is_that_of_the_whole_model(what):
     assert_close(found, expected)
 
 
-def test_a_model_that_detaches_in_several_streams_is_refused():
+@pytest.mark.parametrize("what", ["attention", "maps", "queries"])
+def test_a_model_that_detaches_in_several_streams_is_refused(what):
     def class_query(q, k, v):
         return torch.cat([(q[:, :, :1] @ k.mT).softmax(-1) @ v, torch.zeros_like(v)[:, :, 1:]], dim=2)
 
-    blocks = [Block(), Block(class_query), DetachedAttention()]
+    blocks = [Block(), Block(class_query), CUT[what]()]
     with pytest.raises(CutGraphError, match="detach"):
         vitrail.explain(ViT(blocks).double().eval(), images(), "gae", 1)
 

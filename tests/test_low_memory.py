@@ -259,32 +259,6 @@ def test_a_long_text_is_measured_by_a_part_of_it(monkeypatch):
     assert not expected.provenance.get("assumed")
 
 
-@pytest.mark.parametrize(
-    "name", ["BertForSequenceClassification", "DistilBertForSequenceClassification", "LlamaForCausalLM"]
-)
-def test_modules_are_found_on_the_ends_of_a_text_as_on_all_of_it(name, monkeypatch):
-    from vitrail.capture.structure import texts
-
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "pad_token_id": 0}
-    config = getattr(transformers, name.split("For")[0] + "Config")(**sizes, intermediate_size=40)
-    model = getattr(transformers, name)(config).double().eval()
-    inputs = {"input_ids": torch.randint(3, 60, (1, 80))}
-    lengths: list[int] = []
-    model.register_forward_pre_hook(
-        lambda _, args, given: lengths.append(given["input_ids"].shape[1]), with_kwargs=True
-    )
-    short = vitrail.structure(model, inputs)
-    found = vitrail.explain(model, inputs, "tokentm", 1 if "Sequence" in name else targets.next_token(5)).scores
-    assert texts.ENDS in lengths
-    monkeypatch.setattr(texts, "BRIEF", 1000)
-    again = getattr(transformers, name)(config).double().eval()
-    again.load_state_dict(model.state_dict())
-    assert str(vitrail.structure(again, inputs)) == str(short)
-    expected = vitrail.explain(again, inputs, "tokentm", 1 if "Sequence" in name else targets.next_token(5)).scores
-    assert_close(found, expected)
-
-
 def test_a_model_that_orders_long_texts_otherwise_is_not_taken_for_what_it_does_with_short_ones():
     torch.manual_seed(0)
     config = transformers.BertConfig(

@@ -6,6 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers
+from stream_models import TABLE as STREAMS
+from stream_models import prepared
 from tiny_models import DECODER, MODELS, tiny
 from torch import nn
 from torch.testing import assert_close
@@ -450,6 +452,18 @@ def test_structure_is_measured_once_and_a_later_call_runs_the_model_once(monkeyp
         passes.clear()
     assert counts[0] > 1
     assert counts[1:] == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["hf_vit", "hf_bert", "hf_gpt2", "own_pre_norm", "own_time_first", "t5", "swin"])
+def test_a_first_call_measures_a_model_in_one_pass(name):
+    """Another runs up to the first block, and one is explained."""
+    model, inputs = prepared(STREAMS[name]) if name in STREAMS else (copy.deepcopy(tiny(name)), MODELS[name].inputs())
+    began, ended = [], []
+    model.register_forward_pre_hook(lambda *_: began.append(1))
+    model.register_forward_hook(lambda *_: ended.append(1))
+    vitrail.explain(model, inputs, "gae")
+    assert len(ended) == 2
+    assert len(began) <= 3
 
 
 class Deep(Picture):

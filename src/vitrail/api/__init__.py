@@ -262,7 +262,8 @@ def _by_attention(
     try:
         if has_streams(model, read, anatomy):
             check_memory(settings, "a model with several streams")
-            check_apart(model, read)
+            if any(is_gradient(one.entry.name) for one in requests):
+                check_apart(model, read)  # of others the pass that is measured says it
             return explain_streams(model, [on_streams(one) for one in requests], settings)
         body = find_body(model, anatomy, read)
         answer = _on_one_stream if body.loose is None else _without_blocks

@@ -1,11 +1,13 @@
 """Which row each position of a tensor feeds, measured by coded gradients, in passes whose gradients cost little."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.seams import AttentionCall
@@ -16,19 +18,26 @@ Pair = tuple[Tensor, Tensor]
 
 
 class _RowMap(torch.autograd.Function):
-    """A projection whose gradient is a map of rank one, row by row."""
+    """A projection whose gradient is a map of rank one, row by row, where it is to be cheap; else its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, project: Callable[[Tensor], Tensor], pair: Pair) -> Tensor:  # noqa: ANN401
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x: Tensor,
+        project: Callable[[Tensor], Tensor],
+        back: tuple[Tensor, Pair],
+        cheap: Callable[[], bool],
+    ) -> Tensor:
         """What the projection gives."""
-        ctx.pair = pair
+        ctx.back, ctx.cheap = back, cheap
         return project(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        """The sum over each row, handed to all numbers of that row."""
-        summed, handed = ctx.pair
-        return (grads[0].to(summed.dtype) @ summed)[..., None] * handed, None, None  # autocast gives other dtypes
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
+        """The sum over each row, handed to all numbers of that row; or the gradient of the projection."""
+        matrix, (summed, handed) = ctx.back
+        given = grads[0].to(matrix.dtype)  # autocast gives other dtypes
+        return (given @ summed)[..., None] * handed if ctx.cheap() else given @ matrix, None, None, None
 
 
 class _Projection(NamedTuple):
@@ -51,21 +60,36 @@ PROJECTIONS: dict[Callable[..., Any], _Projection] = {
 
 
 class CheapProjections(TorchFunctionMode):
-    """Replace the gradient of projections by stored weights while `active` says so."""
+    """Replace the gradient of projections by stored weights, of those that ran at some times.
 
-    def __init__(self, active: Callable[[], bool]) -> None:
+    Args:
+        clock: tells the time at which a projection runs; None where its gradient is to be its own in any case.
+    """
+
+    def __init__(self, clock: Callable[[], int | None]) -> None:
         super().__init__()
-        self.active = active
+        self.clock = clock
+        self.cheap: Collection[int] = ()
+        """The times of projections whose gradient is cheap now."""
         self.pairs: dict[tuple[object, ...], Pair] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:  # noqa: ANN401
         """Run the function; a projection with the cheap gradient."""
         kwargs, place = kwargs or {}, PROJECTIONS.get(func)
-        if place is None or not self.active() or current_transform() is not None or not _is_plain(args, place):
+        if place is None or kwargs or current_transform() is not None or not _is_plain(args, place):
+            return func(*args, **kwargs)
+        time = self.clock()
+        if time is None:
             return func(*args, **kwargs)
         x, before, after = args[place.rows], args[: place.rows], args[place.rows + 1 :]
-        pair = self._pair(x, args[place.weight].shape[place.axis])
-        return _RowMap.apply(x, lambda given: func(*before, given, *after, **kwargs), pair)
+        weight = args[place.weight]
+        pair = self._pair(x, weight.shape[place.axis])
+        back = weight if place.axis == 0 else weight.t(), pair
+
+        def project(given: Tensor) -> Tensor:
+            return func(*before, given, *after)
+
+        return _RowMap.apply(x, project, back, lambda: time in self.cheap)
 
     def _pair(self, x: Tensor, wide: int) -> Pair:
         key = (x.shape[-1], wide, x.dtype, x.device)
@@ -88,7 +112,7 @@ def _is_plain(args: tuple, place: _Projection) -> bool:
 
 
 def _is_stored(x: object) -> bool:
-    return isinstance(x, nn.Parameter) or (type(x) is Tensor and not x.requires_grad)
+    return type(x) is nn.Parameter
 
 
 class _Even(torch.autograd.Function):
@@ -161,11 +185,54 @@ NOWHERE, MIXED = -1, -2
 """Feeds no row; feeds several."""
 STRIDE = 61
 """How far apart the seeds of two tensors begin in one sequence of random numbers."""
-Rows = list[tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """A tensor as it stood in the graph at one moment of a pass, whatever the model writes into it later."""
+
+    tensor: Tensor
+    edge: GradientEdge | None  # None where it has no gradient
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the tensor."""
+        return self.tensor.shape
+
+    @property
+    def ndim(self) -> int:
+        """How many axes the tensor has."""
+        return self.tensor.ndim
+
+    @property
+    def requires_grad(self) -> bool:
+        """Return True if it had a gradient."""
+        return self.edge is not None
+
+    @property
+    def node(self) -> Any:  # noqa: ANN401
+        """Where it stood in the graph."""
+        return None if self.edge is None else self.edge.node
+
+
+def in_graph(x: Tensor | State) -> Any:  # noqa: ANN401
+    """Return what autograd knows a tensor by."""
+    if isinstance(x, Tensor):
+        return x
+    assert x.edge is not None
+    return x.edge
+
+
+def tensor_of(x: Tensor | State) -> Tensor:
+    """Return a tensor, or that of a state."""
+    return x if isinstance(x, Tensor) else x.tensor
+
+
+Rows = Sequence[tuple[Tensor | State, Tensor]]
 """Tensors with a graph, each with the number of the row that each of its entries belongs to."""
 
 
-def sources(rows: Rows, places: list[Tensor], *, channels: int | None) -> list[Tensor | None]:
+def sources(rows: Rows, places: Sequence[Tensor | State], *, channels: int | None) -> list[Tensor | None]:
     """For every position of every place, the number of the one row it feeds, or `NOWHERE`, or `MIXED`.
 
     None stands for a place that no row depends on.
@@ -174,7 +241,7 @@ def sources(rows: Rows, places: list[Tensor], *, channels: int | None) -> list[T
         places: where the gradient is taken.
         channels: the axis of a place that one position has along; None where every number is a position.
     """
-    rows = [(x, number) for x, number in rows if x.requires_grad]
+    rows = [(x, number.to(tensor_of(x).device)) for x, number in rows if x.requires_grad]
     if not rows:
         return [None] * len(places)
     if not all(place.requires_grad for place in places):
@@ -183,11 +250,12 @@ def sources(rows: Rows, places: list[Tensor], *, channels: int | None) -> list[T
     if not places:
         return []
     base, digits = _base(1 + max(int(number.max()) for _, number in rows))
-    seeds = _seeds([x for x, _ in rows])
+    seeds = _seeds([tensor_of(x) for x, _ in rows])
+    ends, starts = [in_graph(x) for x, _ in rows], list(map(in_graph, places))
 
     def pulled(powers: list[Tensor]) -> list[Tensor | None]:
         coded = [seed * torch.exp2(power.double()).to(seed.dtype) for seed, power in zip(seeds, powers, strict=True)]
-        found = torch.autograd.grad([x for x, _ in rows], places, coded, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(ends, starts, coded, retain_graph=True, allow_unused=True)
         return [None if g is None else g[..., None] if channels is None else g.movedim(channels, -1) for g in found]
 
     lowest = [number % base - base // 2 for _, number in rows]
@@ -203,7 +271,7 @@ def sources(rows: Rows, places: list[Tensor], *, channels: int | None) -> list[T
     return found
 
 
-def fed_singly(rows: Rows, place: Tensor, *, channels: int) -> Tensor | None:
+def fed_singly(rows: Rows, place: Tensor | State, *, channels: int) -> Tensor | None:
     """`sources` of one place; None where none of its positions feeds a row, or one feeds several."""
     (found,) = sources(rows, [place], channels=channels)
     unclear = found is None or bool((found == MIXED).any()) or not bool((found >= 0).any())
@@ -259,10 +327,12 @@ def _quotient(first: Tensor, coded: Tensor) -> tuple[Tensor, Tensor]:
     return power.long(), (coded - first).abs().amax(dim=-1) <= slack * first.abs().amax(dim=-1)
 
 
-def numbered(x: Tensor) -> Tensor:
-    """The number of the token that every row of `[b, ..., t, d]` stands for."""
-    batch, tokens = x.shape[0], x.shape[-2]
-    return torch.arange(batch * tokens, device=x.device).view(batch, *[1] * (x.ndim - 3), tokens, 1)
+def numbers_of_tokens(shape: torch.Size, *, batch_first: bool = True) -> Tensor:
+    """Return the number of the token that every row of `[b, ..., t, d]` or of `[t, b, d]` stands for."""
+    if not batch_first:
+        return torch.arange(shape[0] * shape[1]).view(shape[1], shape[0]).T[..., None]
+    batch, tokens = shape[0], shape[-2]
+    return torch.arange(batch * tokens).view(batch, *[1] * (len(shape) - 3), tokens, 1)
 
 
 def with_heads(x: Tensor, batch: int) -> Tensor | None:

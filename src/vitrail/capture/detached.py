@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from vitrail.capture.coded_gradients import State, in_graph, tensor_of
 from vitrail.capture.torch_private import current_transform, without_functions
 
+Known = Tensor | State | None
 DETACHING = {Tensor.detach, torch.detach, Tensor.data.__get__}  # pyright: ignore[reportAttributeAccessIssue]
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
 COARSE = 5e-2
@@ -54,7 +56,7 @@ class KeepDetached(TorchFunctionMode):
         self.count += 1
         return _Gate.apply(args[0], self)
 
-    def cut(self, results: Sequence[Tensor | None], places: Sequence[Tensor | None], *, partly: bool = False) -> bool:
+    def cut(self, results: Sequence[Known], places: Sequence[Known], *, partly: bool = False) -> bool:
         """Return True if results depend on places in a way that gradients of the model leave out.
 
         Args:
@@ -65,10 +67,11 @@ class KeepDetached(TorchFunctionMode):
         if not self.count or not given or not read:
             return False
         generator = torch.Generator().manual_seed(3)
-        seeds = [torch.randn(x.shape, generator=generator).to(x) for x in given]
+        seeds = [torch.randn(x.shape, generator=generator).to(tensor_of(x)) for x in given]
+        ends, starts = list(map(in_graph, given)), list(map(in_graph, read))
 
         def pulled() -> list[Tensor | None]:
-            return list(torch.autograd.grad(given, read, seeds, retain_graph=True, allow_unused=True))
+            return list(torch.autograd.grad(ends, starts, seeds, retain_graph=True, allow_unused=True))
 
         whole = pulled()
         self.open = False

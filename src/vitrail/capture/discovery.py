@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,24 +10,16 @@ from torch import Tensor, nn
 
 from vitrail.capture.checkpointed import without_recomputation
 from vitrail.capture.copying import copied
-from vitrail.capture.executions import (
-    PARTS,
-    Execution,
-    Executions,
-    PartNames,
-    SeenCall,
-    executions,
-    find_parts,
-    tensors_in,
-)
 from vitrail.capture.graph_nodes import Node, from_data, node_of, reached
 from vitrail.capture.outputs import LOGITS, named, read_output, run_model
 from vitrail.capture.refusals import AT_THE_INPUTS, check_model, no_attention, no_graph
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.seams.call import call_shape
+from vitrail.capture.seams.call import call_shape, tensors_in
 from vitrail.capture.shadow import autograd, once, remembered
 from vitrail.capture.structure.cache import form_of
-from vitrail.capture.structure.texts import as_it_was, ends_of_text, part_of_text
+from vitrail.capture.structure.parts import PARTS, PartNames, find_parts
+from vitrail.capture.structure.texts import as_it_was, part_of_text
+from vitrail.capture.structure.trace import Execution, TracedCall, TracedPass, trace_few
 from vitrail.errors import AnatomyError, OtherBlocksError, SeamError
 from vitrail.models.anatomy import (
     ENCODINGS,
@@ -112,9 +104,7 @@ def discover(model: nn.Module, inputs: Inputs) -> Discovery:
         check_fits(model, inputs)
         check_model(model)
         with autograd(gradients=True):  # whatever the caller's own setting
-            return without_recomputation(
-                model, lambda: _on_ends(model, inputs) or discovered(model, executions(model, inputs))
-            )
+            return without_recomputation(model, lambda: discovered(model, trace_few(model, inputs)))
 
     return remembered.get(model, "blocks", form_of(inputs).keys[0], measure)
 
@@ -138,33 +128,10 @@ def _switches(model: nn.Module, part: Inputs) -> bool:
     return bool(changed)
 
 
-def _on_ends(model: nn.Module, inputs: Inputs) -> Discovery | None:
-    """What is found on the ends of a text, if it is one sequence of blocks that attend to every token of it.
-
-    Whether all tokens of the text go that way is measured when it is explained (`measure`).
-    """
-    ends = ends_of_text(inputs)
-    if ends is None:
-        return None
-    try:
-        with as_it_was(model) as changed:
-            found = discovered(model, executions(model, ends))
-    except Exception:  # such as a model of texts of one length: what it says of the whole text counts
-        return None
-    if changed:
-        return None
-    few, all_tokens = ends.shown.shape[1], inputs.shown.shape[1]
-    own = all(x.kind == SELF and x.block is not None and x.queries == x.keys == few for x in found.calls)
-    if not found.calls or not own or any(site.shape[:1] != (few,) for site in found.blocks):
-        return None
-    calls = tuple(replace(call, queries=all_tokens, keys=all_tokens) for call in found.calls)
-    blocks = tuple(replace(site, shape=(all_tokens, *site.shape[1:])) for site in found.blocks)
-    return replace(found, calls=calls, blocks=blocks)
-
-
-def discovered(model: nn.Module, seen: Executions) -> Discovery:
+def discovered(model: nn.Module, seen: TracedPass) -> Discovery:
     """The attention calls and the blocks of a pass."""
-    kinds = [_kind(call) for call in seen.calls]
+    cuts = seen.cuts
+    kinds = [_kind(call, cuts) for call in seen.calls]
     _check_graph(seen, kinds)
     chosen = _blocks(model, seen, kinds)
     sites = [_site(*found, seen.batch) for found in zip(seen.calls, kinds, chosen, strict=True)]
@@ -186,24 +153,24 @@ def discovered(model: nn.Module, seen: Executions) -> Discovery:
     )
 
 
-def _check_graph(seen: Executions, kinds: list[str]) -> None:
+def _check_graph(seen: TracedPass, kinds: list[str]) -> None:
     """Refuse a pass in which nothing that attention reads or gives depends on the inputs."""
     if kinds and all(one.no_graph for one in seen.calls):
         raise no_graph("attention layer 0", seen.calls[0].no_graph)
     read = (x for one in seen.calls for x in (one.call.key, one.call.value, one.call.weights))
-    if kinds and set(kinds) == {POOL} and not any(from_data(x) for x in read):
+    if kinds and set(kinds) == {POOL} and not any(from_data(x, seen.cuts) for x in read):
         raise no_graph(
             f"what the {len(kinds)} attention calls read", "kernels without one, as 8-bit kernels are, made it"
         )
 
 
-def _answers_from(pool: Execution, seen: Executions) -> bool:
+def _answers_from(pool: Execution, seen: TracedPass) -> bool:
     """Whether the answer depends on what a pooling attention gives: some models compute it for nothing."""
     logits = [node_of(x) for x in tensors_in(getattr(seen.answer, "logits", seen.answer))]
     return pool.gave_node is None or not any(logits) or bool(reached(logits, {pool.gave_node}))
 
 
-def _reads_first(seen: Executions, blocks: list[Execution]) -> bool:
+def _reads_first(seen: TracedPass, blocks: list[Execution]) -> bool:
     """Whether the answer depends on the first token that the last block gives, and on no other."""
     given = blocks[-1].gave if blocks else None
     answer = named(seen.answer, LOGITS)
@@ -214,15 +181,19 @@ def _reads_first(seen: Executions, blocks: list[Execution]) -> bool:
     if given.ndim != 3 or logits.ndim != 2 or logits.shape[0] != seen.batch:
         return False
     seed = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0)).to(logits)
-    (gradient,) = torch.autograd.grad(logits, given, seed, allow_unused=True)
+    (gradient,) = torch.autograd.grad(logits, given, seed, retain_graph=True, allow_unused=True)
     if gradient is None:
         return False
     rows = (gradient if given.shape[0] == seen.batch else gradient.transpose(0, 1)).ne(0).any(dim=-1)
     return bool(rows[:, 0].all()) and not bool(rows[:, 1:].any())
 
 
-def _kind(seen: SeenCall) -> str:
-    """Self-attention if queries and keys come from a common input of a module around the call."""
+def _kind(seen: TracedCall, cuts: set[Node]) -> str:
+    """Self-attention if queries and keys come from a common input of a module around the call.
+
+    Args:
+        cuts: nodes of what attention gave.
+    """
     call = seen.call
     query = call.query if call.query is not None else call.weights
     queries = [node_of(query)]
@@ -234,10 +205,10 @@ def _kind(seen: SeenCall) -> str:
         nodes: set[Node] = {node for node in frame.nodes if node is not None}
         if nodes and reached(queries, nodes) & reached(keys, nodes):
             return SELF
-    return CROSS if from_data(query) else POOL
+    return CROSS if from_data(query, cuts) else POOL
 
 
-def _blocks(model: nn.Module, seen: Executions, kinds: list[str]) -> list[Execution | None]:
+def _blocks(model: nn.Module, seen: TracedPass, kinds: list[str]) -> list[Execution | None]:
     """The block of each call; None where no execution around it qualifies."""
     held: dict[Execution, Counter[str]] = {}
     for call, kind in zip(seen.calls, kinds, strict=True):
@@ -252,7 +223,7 @@ def _blocks(model: nn.Module, seen: Executions, kinds: list[str]) -> list[Execut
     ]
 
 
-def _enclosing(call: SeenCall, held: dict[Execution, Counter[str]], members: set[int]) -> Execution | None:
+def _enclosing(call: TracedCall, held: dict[Execution, Counter[str]], members: set[int]) -> Execution | None:
     few = [frame for frame in call.stack[1:] or call.stack if held[frame][SELF] <= 1 and held[frame][CROSS] <= 1]
     listed = [frame for frame in few if id(frame.module) in members and not isinstance(frame.module, LISTS)]
     orders = [[x for x in listed if x.keeps_shape], listed, [x for x in few if x.keeps_shape]]
@@ -260,12 +231,12 @@ def _enclosing(call: SeenCall, held: dict[Execution, Counter[str]], members: set
     return next((order[0] for order in (*carrying, *orders) if order), None)
 
 
-def _alone(call: SeenCall, held: dict[Execution, Counter[str]]) -> Execution | None:
+def _alone(call: TracedCall, held: dict[Execution, Counter[str]]) -> Execution | None:
     """The outermost execution that holds this call and no other."""
     return next((frame for frame in call.stack[1:] if held[frame].total() == 1), None)
 
 
-def _site(seen: SeenCall, kind: str, block: Execution | None, batch: int) -> CallSite:
+def _site(seen: TracedCall, kind: str, block: Execution | None, batch: int) -> CallSite:
     call = seen.call
     queries, keys = call_shape(call)
     some = call.weights if call.weights is not None else call.query
@@ -300,7 +271,7 @@ def is_causal(call: AttentionCall) -> bool:
     return bool(hidden.detach()[..., later].all())
 
 
-def _block_site(block: Execution, calls: list[int], seen: Executions) -> BlockSite:
+def _block_site(block: Execution, calls: list[int], seen: TracedPass) -> BlockSite:
     stream = block.given[0] if block.given else None
     shape = () if stream is None else tuple(stream.shape)
     first = len(shape) < 2 or shape[0] == seen.batch or shape[1] != seen.batch
@@ -309,7 +280,7 @@ def _block_site(block: Execution, calls: list[int], seen: Executions) -> BlockSi
     return BlockSite(block.name, block.turn, tuple(calls), shape, first, parts, block.carries)
 
 
-def _without(model: nn.Module, seen: Executions, blocks: list[Execution]) -> tuple[str, ...]:
+def _without(model: nn.Module, seen: TracedPass, blocks: list[Execution]) -> tuple[str, ...]:
     """The members of the lists that hold blocks which ran without any attention in them."""
     chosen = {id(block.module) for block in blocks}
     holders = {block.name.rpartition(".")[0] for block in blocks}

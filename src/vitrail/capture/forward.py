@@ -15,7 +15,7 @@ from torch.utils.checkpoint import CheckpointError
 from vitrail.capture.checkpointed import keep_saved
 from vitrail.capture.continuations import Rows, keeping
 from vitrail.capture.discovery import found_body
-from vitrail.capture.executions import node_of, reached
+from vitrail.capture.graph_nodes import node_of, reached
 from vitrail.capture.graphs import active
 from vitrail.capture.hooks import Capture, capturing, replaced_stream, stream_of
 from vitrail.capture.journal import Journal

@@ -5,6 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from vitrail.capture.coded_gradients import State
+from vitrail.capture.torch_private import current_transform
 
 Node = object
 """A place in autograd's graph."""
@@ -19,8 +23,10 @@ TABLE = "EmbeddingBackward"
 """How the names of graph nodes begin that look up vectors."""
 
 
-def node_of(x: Tensor | None) -> Node | None:
+def node_of(x: Tensor | State | None) -> Node | None:
     """Where a tensor stands in the graph; None where it has no gradient."""
+    if isinstance(x, State):
+        return x.node
     if x is None or not x.requires_grad:
         return None
     if x.grad_fn is not None:
@@ -31,6 +37,21 @@ def node_of(x: Tensor | None) -> Node | None:
         return torch.autograd.graph.get_gradient_edge(x).node
     except (AssertionError, RuntimeError):  # inside an autograd function of the model's own there is no graph
         return None
+
+
+def state_of(x: Tensor) -> State:
+    """Return a tensor as it stands in the graph now."""
+    node = node_of(x)
+    return State(x, None if node is None else GradientEdge(node, x.output_nr))  # pyright: ignore[reportArgumentType]
+
+
+def start_graph(module: nn.Module, out: Tensor) -> bool:
+    """Let the graph begin at what frozen weights made of numbers without one; whether the result has a graph."""
+    own = any(x is not None for x in module._parameters.values())
+    begins = not out.requires_grad and out.is_leaf and (own or isinstance(module, nn.Embedding))
+    if begins and current_transform() is None:  # inside of a transform no graph can begin
+        out.requires_grad_()
+    return out.requires_grad
 
 
 def _nodes_behind(start: list[Node | None], stop: Collection[Node] = ()) -> Iterator[Any]:
@@ -46,11 +67,16 @@ def _nodes_behind(start: list[Node | None], stop: Collection[Node] = ()) -> Iter
             waiting += [before for before, _ in node.next_functions if before is not None]
 
 
-def from_data(x: Tensor | None) -> bool:
-    """Whether a tensor depends on the input, and not on weights alone."""
+def from_data(x: Tensor | None, cuts: Collection[Node] = ()) -> bool:
+    """Whether a tensor depends on the input, and not on weights alone.
+
+    Args:
+        cuts: nodes of tensors that say nothing of it, such as what attention gave.
+    """
     return any(
         node.name().startswith(TABLE) or not isinstance(getattr(node, "variable", None), (nn.Parameter, type(None)))
-        for node in _nodes_behind([node_of(x)])
+        for node in _nodes_behind([node_of(x)], cuts)
+        if node not in cuts
     )
 
 

@@ -11,35 +11,38 @@ Three questions are asked of every model and every form of input, once:
 The answers come from coded gradients.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from collections.abc import Hashable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture import refusals, streams, token_order, unseen_mixing
-from vitrail.capture.checkpointed import keep_saved
-from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, call_result, with_heads
-from vitrail.capture.cut_pass import cut_pass
-from vitrail.capture.detached import KeepDetached, leaf_of
+from vitrail.capture import refusals, streams
+from vitrail.capture.checkpointed import keep_saved, keeps_saved
+from vitrail.capture.coded_gradients import call_result, in_graph, with_heads
+from vitrail.capture.detached import Known
 from vitrail.capture.discovery import POOL, SELF, Discovery, discover
-from vitrail.capture.executions import node_of, reached, start_graph
-from vitrail.capture.hooks import replaced_stream, with_stream_of
+from vitrail.capture.graph_nodes import node_of, reached, state_of
 from vitrail.capture.layers import batch_first
-from vitrail.capture.origin import SAMPLES_DIFFER, Origin, origin_of, other_input
-from vitrail.capture.outputs import read_output, run_model
+from vitrail.capture.origin import SAMPLES_DIFFER, Arriving, Origin, origin_of, other_input
+from vitrail.capture.outputs import read_output
 from vitrail.capture.recompute import check_borders
-from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.seams.call import first_tensor
-from vitrail.capture.shadow import autograd, hooks, in_precision, memory_of, remembered
-from vitrail.capture.structure.cache import NO_FORM, SAMPLES, InputForm, content_of, form_of
-from vitrail.capture.token_order import MeasuredBlock
-from vitrail.capture.torch_private import saving_hooks, writes_to
-from vitrail.capture.unseen_mixing import ModuleRun, batch_first_state, result_state, runs_after
+from vitrail.capture.shadow import autograd, in_precision, memory_of, remembered
+from vitrail.capture.structure import tokens
+from vitrail.capture.structure.cache import NO_FORM, InputForm, content_of, form_of
+from vitrail.capture.structure.tokens import TracedBlock
+from vitrail.capture.structure.trace import (
+    SAMPLES,
+    TRACE,
+    Execution,
+    TracedCall,
+    TracedPass,
+    take_trace,
+    trace,
+    trace_streams,
+)
+from vitrail.capture.unseen_mixing import batch_first_state, find_unseen_mixing, result_state
 from vitrail.errors import CutGraphError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, known_anatomy
 from vitrail.models.inputs import Inputs
@@ -60,32 +63,42 @@ class Structure:
     writes: bool = False  # whether the model writes into what enters a block, or into what the last one gives
 
 
-@dataclass
-class _Seen:
-    """What was kept of the pass that is measured."""
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """A pass that structure is read off, by the blocks of the model."""
 
-    blocks: list[MeasuredBlock]
-    arriving: Tensor | None = None  # the tokens that enter the first block (or attention), with the graph below them
-    source: Tensor | None = None  # the picture or the word embeddings they come from
-    others: list[Tensor] = field(default_factory=list)  # what other tables make of the same words
-    cells: list[Tensor] = field(default_factory=list)  # feature maps [b, c, y, x] between the two
-    outside: list[AttentionCall] = field(default_factory=list)
-    cuts: list[Tensor] = field(default_factory=list)  # where the graph is cut: before each block and after the last
-    here: int | None = None
-    order: list[int] = field(default_factory=list)  # the blocks as they were called
-    answer: Tensor | None = None
-    shallow: bool = False  # whether the pass ends where the first block begins
-    saving: object = None  # how operations save tensors outside of checkpointed regions
-    checkpointed: bool = False
-    muted: bool = False  # whether gradients end at what attention gives
-    after: list[ModuleRun] = field(default_factory=list)  # the modules that ran after the last block
-    detached: KeepDetached = field(default_factory=KeepDetached)
-    handed: list[tuple[Tensor, int]] = field(default_factory=list)
-    """The copies that the model went on from at the cuts, and how often each had been written to then."""
+    body: Body
+    seen: TracedPass
+    blocks: list[TracedBlock]
+    outside: list[TracedCall]  # the attention calls in no block
+    order: list[int]  # the numbers of the blocks as they were called
+    answer: Tensor
 
-    def release(self) -> None:
-        """Free all tensors: graphs that lead to what hooks kept of them would hold each other for ever."""
-        vars(self).update(vars(_Seen([])))
+    @property
+    def end(self) -> int:
+        """When the last block, or the first attention call where there are no blocks, had run."""
+        if not self.blocks:
+            return self.outside[0].at if self.outside else 0
+        return max((block.run.ends for block in self.blocks if block.run is not None), default=0)
+
+    @property
+    def arriving(self) -> Arriving | None:
+        """The tokens that enter the first block, or the first attention call where there are no blocks."""
+        if self.blocks:
+            first = self.blocks[0]
+            return None if first.arriving is None else Arriving(first.arriving, first.part.batch_first)
+        # One row for each token, as a block would show.
+        values = (with_heads(x, self.seen.batch) for one in self.outside if (x := one.call.value) is not None)
+        found = next(values, None)
+        return None if found is None else Arriving(state_of(found))
+
+    @property
+    def begin(self) -> int:
+        """When the first block, or the first attention call where there are no blocks, began to run."""
+        if not self.blocks:
+            return self.outside[0].at if self.outside else self.seen.clock
+        first = self.blocks[0].run
+        return self.seen.clock if first is None else first.begins
 
 
 def measure_structure(
@@ -111,53 +124,71 @@ def measured_in_call(model: nn.Module) -> dict[Hashable, Structure]:
     return memory_of(model).call.setdefault("measured", {})
 
 
-def _measured(model: nn.Module, some: Inputs, body: Body, *, kept: bool = False) -> Structure:
-    """What one pass shows, in which results of attention are cut from the graph.
-
-    Args:
-        kept: whether the shadow saves what checkpointed regions would run again.
-    """
-    given = some
+def _measured(model: nn.Module, some: Inputs, body: Body) -> Structure:
+    """What one pass shows, in which results of attention are cut from the graph."""
     # Half precision has too few exponents for the codes.
     dtype = torch.float32 if any(p.dtype is torch.float16 for p in model.parameters()) else None
     some = some if dtype is None else some.cast(dtype)
-    seen = _Seen([MeasuredBlock() for _ in body.blocks], saving=saving_hooks())
-    with autograd(gradients=True), torch.random.fork_rng(devices=[]):
-        some = _with_source(some, seen)
-        own = partial(torch.autocast, some.shown.device.type, enabled=False) if dtype is not None else nullcontext
-        with in_precision(model, dtype), _watching(model, some, body, seen), own():
-            output = run_model(model, some)
-        seen.answer = read_output(output, span=body.anatomy.span, encodings=body.encodings).logits  # detaches nothing
-        if seen.checkpointed and not kept:
+    own = nullcontext() if dtype is None else torch.autocast(some.shown.device.type, enabled=False)
+    with autograd(gradients=True), torch.random.fork_rng(devices=[]), in_precision(model, dtype), own:
+        seen = None if dtype is not None else take_trace(model, some)
+        seen = seen or trace(model, some.usable())
+        if seen.checkpointed and not keeps_saved(model):
             # Recomputed in the backward pass, after the hooks are gone: run it as if it were not.
             keep_saved(model)
-            return _measured(model, given, body, kept=True)
-        cut = _cut_by_detaching(seen)
-        writes = any(writes_to(x) != before for x, before in seen.handed)
-        judged = replace(_judged(some, body, seen), no_gradient=cut, writes=writes)
-        seen.release()
+            seen = trace(model, some.usable())
+        run = _by_blocks(body, seen)
+        cut = _cut_by_detaching(run)
+        judged = replace(_judged(some, run), no_gradient=cut, writes=_writes(run))
         if not isinstance(judged.origin, Origin) or not body.blocks:
             return judged
+        del run, seen
         check = _unmoved if judged.origin.measured or some.signal else counted_origin
-        with in_precision(model, dtype), own():
-            return replace(judged, origin=check(judged.origin, model, some, body))
+        return replace(judged, origin=check(judged.origin, model, some, body))
 
 
-def _entering(model: nn.Module, inputs: Inputs, body: Body) -> tuple[Inputs, _Seen]:
-    """What is seen of a pass that ends where the first block begins."""
-    seen = _Seen([MeasuredBlock() for _ in body.blocks], saving=saving_hooks(), shallow=True)
-    inputs = _with_source(inputs, seen)
-    with _watching(model, inputs, body, seen), suppress(_Enough):
-        run_model(model, inputs)
-    return inputs, seen
+def _by_blocks(body: Body, seen: TracedPass) -> _Pass:
+    """Sort what was seen by the blocks; refuse attention that has no graph."""
+    runs: list[list[Execution]] = []
+    for index, block in enumerate(body.blocks):
+        name, turn = body.ran[index] if body.ran else ("", 0)
+        runs.append(
+            [x for x in seen.every if ((x.name, x.turn) == (name, turn) if body.ran else x.module is block.module)]
+        )
+    numbers = {run: index for index, some in enumerate(runs) for run in some}
+    calls: list[list[TracedCall]] = [[] for _ in body.blocks]
+    outside = []
+    for one in seen.calls:
+        index = next((numbers[x] for x in one.stack if x in numbers), None)
+        if one.no_graph and (index is not None or not body.blocks):
+            raise refusals.no_graph(f"attention layer {index or 0}", one.no_graph)
+        (outside if index is None else calls[index]).append(one)
+    blocks = [
+        TracedBlock(part, some[-1] if some else None, own)
+        for part, some, own in zip(body.blocks, runs, calls, strict=True)
+    ]
+    order = [numbers[x] for x in seen.every if x in numbers]
+    answer = read_output(seen.answer, span=body.anatomy.span, encodings=body.encodings).logits  # detaches nothing
+    if seen.projections is not None:  # gradients inside of blocks need not be those of the weights
+        ran = [run for some in runs for run in some]
+        seen.projections.cheap = frozenset(time for run in ran for time in range(run.begins, run.ends))
+    return _Pass(body, seen, blocks, outside, order, answer)
+
+
+def _writes(run: _Pass) -> bool:
+    """Return True if the model writes into what enters a block, or into what the last one gives."""
+    runs = [block.run for block in run.blocks if block.run is not None]
+    return any(x.writes_in() for x in runs) or any(x.writes_out() for x in runs[-1:])
 
 
 def counted_origin(origin: Origin, model: nn.Module, inputs: Inputs, body: Body) -> Origin | str:
     """The origin that was only counted, if another word at a place changes the token of that number and no other."""
+    first = body.blocks[0]
 
     def tokens(ids: Tensor) -> Tensor | None:
-        stream = _entering(model, replace(inputs.showing(ids), ids=ids), body)[1].arriving
-        return None if stream is None else batch_first(body.blocks[0], stream.detach())
+        seen = trace(model, replace(inputs.showing(ids), ids=ids), until=first.module)
+        stream = seen.every[-1].stream
+        return None if stream is None else batch_first(first, stream.tensor.detach())
 
     ids = inputs.shown
     before = tokens(ids)
@@ -174,299 +205,190 @@ def counted_origin(origin: Origin, model: nn.Module, inputs: Inputs, body: Body)
 
 def _unmoved(origin: Origin, model: nn.Module, inputs: Inputs, body: Body) -> Origin | str:
     """The origin, if tokens of another input come from the same places: an order of their own would be no structure."""
-    other, seen = _entering(model, other_input(inputs), body)
-    found = _origin(other, body, seen)
+    other, first = other_input(inputs), body.blocks[0]
+    torch.rand(1)  # the pass that is compared with began where random numbers begin now
+    seen = trace(model, other, until=first.module)
+    stream = seen.every[-1].stream
+    arriving = None if stream is None else Arriving(stream, first.batch_first)
+    found = origin_of(other, arriving, seen.beginnings, seen.cells_before(seen.clock))
     moved = isinstance(found, Origin) and (found.index, found.grid) != (origin.index, origin.grid)
     if moved or found == SAMPLES_DIFFER:
         return "the order of the tokens changes with the content of the input, or from call to call"
     return origin
 
 
-class _Enough(Exception):
-    """The tokens have reached the first block."""
-
-
-def _with_source(inputs: Inputs, seen: _Seen) -> Inputs:
-    """The inputs with a picture, or embeddings, that gradients can be taken at."""
-    if not inputs.shown.is_floating_point():
-        return inputs
-    if inputs.signal and inputs.shown.ndim < 5:  # every number is a place of its own
-        seen.source = inputs.shown.detach()[..., None].clone().requires_grad_()
-        return inputs.showing(seen.source[..., 0])
-    seen.source = inputs.shown.detach().clone().requires_grad_()
-    return inputs.showing(seen.source)
-
-
-@contextmanager
-def _watching(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> Iterator[None]:
-    """Keep the operands of every attention call; let each block start from tensors of its own."""
-
-    def emit(call: AttentionCall) -> None:
-        if not torch.is_grad_enabled() and (seen.here is not None or not body.blocks):
-            raise refusals.no_graph(f"attention layer {seen.here or 0}", refusals.why_no_gradient())
-        if not body.blocks and seen.arriving is None and call.value is not None:
-            seen.arriving = with_heads(call.value, inputs.batch)  # one row for each token, as a block would show
-        (seen.outside if seen.here is None else seen.blocks[seen.here].calls).append(call)
-
-    def mute(out: Tensor, _: tuple[int, ...]) -> Tensor:
-        if out.requires_grad:
-            out.register_hook(lambda given: torch.zeros_like(given) if seen.muted and given is not None else None)
-        return out
-
-    # A region that is computed again in the backward pass has to save the same tensors both times.
-    with (
-        hooks(_stations(model, inputs, body, seen)),
-        CheapProjections(lambda: seen.here is not None and saving_hooks() == seen.saving),
-        EvenMaxima(),
-        attention_calls(emit, safe=True, cut=mute),
-        seen.detached,  # entered last
-    ):
-        yield
-
-
-def _stations(model: nn.Module, inputs: Inputs, body: Body, seen: _Seen) -> list[RemovableHandle]:
-    """Hooks on the blocks, on the tables of words and on what makes feature maps."""
-    handles = []
-    for index, block in enumerate(body.blocks):
-        handles.append(block.module.register_forward_pre_hook(partial(_enter, seen, index), with_kwargs=True))
-        handles.append(block.module.register_forward_hook(partial(_leave, seen, index)))
-    handles += runs_after(model, seen.after, partial(_past_blocks, seen))
-    modules = list(model.modules())
-    if inputs.ids is not None:
-        words = partial(_words, seen, inputs.ids)
-        handles += [table.register_forward_hook(words) for table in modules if isinstance(table, nn.Embedding)]
-    if inputs.kind == "image" or inputs.signal:
-        handles += [leaf.register_forward_hook(partial(_cells, seen)) for leaf in modules if not leaf._modules]
-    return handles
-
-
-def _enter(seen: _Seen, index: int, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    seen.here = index
-    seen.order.append(index)
-    seen.checkpointed |= saving_hooks() != seen.saving
-
-    def cut(stream: Tensor) -> Tensor:
-        if index == 0 and seen.arriving is None:
-            seen.arriving = stream
-            if seen.shallow:
-                raise _Enough
-        block = seen.blocks[index]
-        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x is not stream]
-        block.arriving, block.beside = stream, [x for x in given if x.is_floating_point()]
-        block.entering = leaf = leaf_of(stream)
-        return _handed(seen, leaf)
-
-    return replaced_stream(args, kwargs, cut)
-
-
-def _leave(seen: _Seen, index: int, module: nn.Module, args: tuple, out: Any) -> Any:  # noqa: ANN401
-    seen.here = None
-    stream = first_tensor(out)
-    seen.blocks[index].leaving = stream
-    if index < len(seen.blocks) - 1 or not isinstance(stream, Tensor):
-        return None
-    return with_stream_of(out, _handed(seen, leaf_of(stream)))
-
-
-def _handed(seen: _Seen, leaf: Tensor) -> Tensor:
-    """Cut the graph at a leaf. The model goes on from a copy of it, because it may write into that."""
-    copy = leaf.clone()
-    seen.cuts.append(leaf)
-    seen.handed.append((copy, writes_to(copy)))
-    return copy
-
-
-def _past_blocks(seen: _Seen) -> bool:
-    """Return True once the last block has run, or the first attention where there are no blocks."""
-    return len(seen.cuts) > len(seen.blocks) if seen.blocks else bool(seen.outside)
-
-
-def _words(seen: _Seen, ids: Tensor, module: nn.Module, args: tuple, out: Tensor) -> Tensor | None:
-    given = args[0] if args else None
-    if not isinstance(given, Tensor) or given.shape != ids.shape or not bool((given == ids).all()):
-        return None
-    if seen.source is not None:
-        seen.others += [out] if start_graph(module, out) else []
-        return None
-    seen.source = leaf_of(out)
-    return seen.source.clone()  # models may write into what the table gave
-
-
-def _cells(seen: _Seen, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-    if seen.arriving is None and isinstance(out, Tensor) and out.ndim == 4 and out.is_floating_point():
-        seen.cells.append(out)
-
-
-def _judged(inputs: Inputs, body: Body, seen: _Seen) -> Structure:
+def _judged(inputs: Inputs, run: _Pass) -> Structure:
     """The structure that follows from what was seen, or why methods that read attention cannot be used."""
-    origin = _origin(inputs, body, seen)
-    if not body.blocks or any(len(block.calls) != 1 or block.entering is None for block in seen.blocks):
+    origin = origin_of(inputs, run.arriving, run.seen.beginnings, run.seen.cells_before(run.begin))
+    blocks, answer, real = run.blocks, run.answer, inputs.attention_mask
+    if not blocks or any(len(block.calls) != 1 or block.arriving is None for block in blocks):
         unknown = "attention rows are taken for tokens in order: the blocks are not known"
-        return Structure(origin, None if body.blocks else _check_calls(seen, inputs.batch), (unknown,))
-    flat = [x for block in seen.blocks if (x := block.entering) is not None and x.ndim < 3]
+        return Structure(origin, None if blocks else _check_calls(run, inputs.batch), (unknown,))
+    flat = [x for block in blocks if (x := block.arriving) is not None and x.tensor.ndim < 3]
     if flat:
-        return Structure(origin, token_order.flattened(flat[0]))
+        return Structure(origin, tokens.flattened(flat[0]))
     assumed: list[str] = []
     refusal, used, together = None, 0, "the blocks have no gradient"
-    if _attached(seen):
-        read = _read_places(body, seen)
-        used = max((index for index, rows in enumerate(read) if bool(rows.any())), default=len(body.blocks))
+    if not _attached(run):
+        refusal = tokens.find_disorder(blocks, inputs.batch, assumed)
+    else:
+        counting = _counting(run)
+        read = _read_places(run, [answer, *(x for one in counting for x in one.operands)])
+        used = max((index for index, rows in enumerate(read) if bool(rows.any())), default=len(blocks))
         refusal = (
-            _outside(body, seen)
-            or token_order.check_samples(seen.answer, seen.cuts[-1], body)
-            or token_order.check_sequence(seen.blocks, body, read[1:], order=seen.order, real=inputs.attention_mask)
-            or _check_read(read[: used + 1])
+            _outside(run, len(counting))
+            or tokens.check_samples(answer, blocks[-1], counting, inputs.batch)
+            or tokens.check_order(blocks, run.order)
         )
-        together = _together(seen.blocks[: used or None], before=any(bool(rows.any()) for rows in read[:used]))
-    refusal = refusal or token_order.check_results(seen.blocks, inputs.batch, body, assumed)
-    seen.muted = True
-    refusal = refusal or token_order.check_tokens(seen.blocks, inputs.batch, body, assumed)
-    if refusal is None and seen.answer is not None and len(seen.cuts) > len(seen.blocks):
-        after = batch_first_state(seen.cuts[-1], first=body.blocks[-1].batch_first)
-        refusal = unseen_mixing.find_unseen_mixing(seen.answer, [after], seen.after)
-    conditional = used < len(body.blocks) and _may_read_more(seen) if used else False
+        if refusal is None and not tokens.are_in_order(blocks, inputs.batch, real):
+            refusal = (
+                tokens.check_sequence(blocks, read[1:], real)
+                or tokens.find_disorder(blocks, inputs.batch, assumed)
+                or tokens.check_beside(blocks)
+            )
+        refusal = refusal or _check_read(read[: used + 1])
+        together = _together(run, blocks[: used or None])
+    last = blocks[-1].leaving
+    if refusal is None and last is not None:
+        after = batch_first_state(last, first=blocks[-1].part.batch_first)
+        refusal = find_unseen_mixing(answer, [after], run.seen.runs_after(run.end))
+    conditional = used < len(blocks) and _may_read_more(run) if used else False
     return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used, together, conditional=conditional)
 
 
-def _may_read_more(seen: _Seen) -> bool:
+def _may_read_more(run: _Pass) -> bool:
     """Return True if the answer is made of what the last block gives, though it does not depend on it here."""
-    return seen.answer is not None and seen.answer.requires_grad and _depend([seen.answer], seen.cuts[-1:])
+    node = node_of(run.blocks[-1].leaving)
+    return node is not None and bool(reached([node_of(run.answer)], {node}))
 
 
-def _cut_by_detaching(seen: _Seen) -> str | None:
+def _cut_by_detaching(run: _Pass) -> str | None:
     """Return why gradients of the model leave out some of what it computes; None if they do not."""
-    sources_of_tokens = [x for x in (seen.source, *seen.others) if x is not None]
-    outside = [call_result(call) for call in seen.outside]
-    parts: list[tuple[str, Sequence[Tensor | None], Sequence[Tensor | None]]]
-    if not seen.blocks:
-        parts = [("the model", [seen.answer], [*outside, *sources_of_tokens])]
+    seen, blocks = run.seen, run.blocks
+    words = seen.beginnings
+    outside = [one.output for one in run.outside]
+    read = [x for one in run.outside for x in (*one.operands, one.uncut)]
+    parts: list[tuple[str, Sequence[Known], Sequence[Known]]]
+    if not blocks:
+        parts = [("the model", [run.answer, *read], [*outside, *words])]
     else:
-        parts = [("what enters the first block", [seen.blocks[0].arriving], sources_of_tokens)]
-        for index, block in enumerate(seen.blocks):
+        parts = [("what enters the first block", [blocks[0].arriving], words)]
+        for index, block in enumerate(blocks):
             if index:  # what runs between two blocks, as a layer whose attention is not recognised
-                earlier = [one.leaving for one in seen.blocks[:index]]
-                parts.append((f"what enters block {index} of {len(seen.blocks)}", [block.arriving], earlier))
-            places = [block.entering, *map(call_result, block.calls)]
-            parts.append((f"block {index} of {len(seen.blocks)}", [block.leaving], places))
+                earlier = [one.leaving for one in blocks[:index]]
+                parts.append((f"what enters block {index} of {len(blocks)}", [block.arriving], earlier))
+            own = [x for one in block.calls for x in (*one.operands, one.uncut)]
+            places = [block.arriving, *(one.output for one in block.calls)]
+            parts.append((f"block {index} of {len(blocks)}", [block.leaving, *own], places))
     cut = next((name for name, results, places in parts if seen.detached.cut(results, places)), None)
     # Where nothing arrives from the answer, the target says so.
-    if cut is None and seen.blocks and seen.detached.cut([seen.answer], seen.cuts[-1:], partly=True):
+    last = blocks[-1].leaving if blocks else None
+    if cut is None and blocks and seen.detached.cut([run.answer, *read], [last], partly=True):
         cut = "what follows the last block"
     return None if cut is None else refusals.detached(cut)
 
 
-def _check_calls(seen: _Seen, batch: int) -> str | None:
+def _check_calls(run: _Pass, batch: int) -> str | None:
     """Return why attention calls of a model without blocks do not tell what it looked at; None if they do."""
-    refusal = token_order.check_chain(seen.outside, batch)
-    last = call_result(seen.outside[-1]) if seen.outside else None
-    if refusal is not None or last is None or seen.answer is None or last.shape[0] % batch:
+    refusal = tokens.check_chain(run.outside, batch)
+    last = run.outside[-1] if run.outside else None
+    if refusal is not None or last is None or last.output is None or tokens.straight_shape(last, batch) is None:
         return refusal
-    return unseen_mixing.find_unseen_mixing(seen.answer, [result_state(last, batch)], seen.after)
+    state = result_state(last.output, last.order, batch)
+    return find_unseen_mixing(run.answer, [state], run.seen.runs_after(run.end))
 
 
-def _together(blocks: list[MeasuredBlock], *, before: bool) -> str | None:
+def _together(run: _Pass, blocks: Sequence[TracedBlock]) -> str | None:
     """Why the blocks cannot be differentiated one by one; None if they can."""
-    for index, block in enumerate(blocks):  # each starts from a leaf of its own, whatever it shares with others
-        earlier = {node for one in blocks[:index] if (node := node_of(one.entering)) is not None}
-        if earlier and reached([node_of(block.leaving)], earlier):
+    entering = [node_of(block.arriving) for block in blocks]
+    for index, block in enumerate(blocks):
+        own, earlier = entering[index], {node for node in entering[:index] if node is not None}
+        ends = [node_of(block.leaving), *(node_of(x) for one in block.calls for x in one.operands)]
+        if reached(ends, earlier | {own}) & earlier:
             return f"block {index} reads what earlier blocks have kept beside the stream"
+    last = node_of(blocks[-1].leaving)
+    places = {node for x in (blocks[0].arriving, *(block.leaving for block in blocks)) if (node := node_of(x))}
+    before = reached([node_of(run.answer)], places) - {last}
+    beside = [x for block in blocks if block.run is not None for x in block.run.beside]
     leaving, arriving = [block.leaving for block in blocks], [block.arriving for block in blocks]
-    return check_borders(leaving, arriving, [block.beside for block in blocks], before=before)
+    return check_borders(leaving, arriving, beside, before=bool(before))
 
 
-def _attached(seen: _Seen) -> bool:
+def _attached(run: _Pass) -> bool:
     """Whether all blocks have a graph. Where one has none, methods that read gradients say so themselves."""
-    given = [seen.answer, *(block.leaving for block in seen.blocks)]
-    given += [call_result(call) for block in seen.blocks for call in block.calls]
-    return all(isinstance(x, Tensor) and x.requires_grad for x in given)
+    given = [run.answer, *(block.leaving for block in run.blocks)]
+    given += [call_result(one.call) for block in run.blocks for one in block.calls]
+    return all(x is not None and x.requires_grad for x in given)
 
 
-def _read_places(body: Body, seen: _Seen) -> list[Tensor]:
-    """The tokens `[b, t]` that the answer depends on other than by way of later blocks.
+def _read_places(run: _Pass, ends: Sequence[Tensor]) -> list[Tensor]:
+    """The tokens `[b, t]` that the answer reads, other than by attention in later blocks.
 
     Of what enters the first block, then of what each block gives.
+
+    Args:
+        ends: the answer, and what attention between the last block and it reads.
     """
-    assert seen.answer is not None
-    first, last = seen.blocks[0], seen.blocks[-1]
-    between = [block.leaving for block in seen.blocks[:-1]]
-    given = [first.arriving, *between, seen.cuts[-1], last.leaving, first.entering]
-    places = [x for x in given if x is not None]
-    seed = torch.randn(seen.answer.shape, generator=torch.Generator().manual_seed(0)).to(seen.answer)
-    wanted = [x for x in places if x.requires_grad]
-    found = iter(torch.autograd.grad(seen.answer, wanted, seed, retain_graph=True, allow_unused=True))
-    grads = [next(found) if x.requires_grad else None for x in places]
-    parts = (body.blocks[0], *body.blocks, body.blocks[-1], body.blocks[0])
-    *read, given_last, entering = [
-        batch_first(part, torch.zeros_like(x) if g is None else g).ne(0).any(dim=-1)
-        for part, x, g in zip(parts, places, grads, strict=True)
-    ]
-    read[-1] = read[-1] | given_last  # hooks of the model's own may have kept what the last block gave
-    alone = len(read) == 2
-    if not bool(read[1].any()) or alone:  # not by way of the first block: hooks may have kept what enters it
-        read[0] = read[0] | (_past(first, grads[-1], grads[-2], body) if alone and bool(given_last.any()) else entering)
+    first = run.blocks[0]
+    states = [(first, first.arriving), *((block, block.leaving) for block in run.blocks)]
+    known = [x for _, x in states if x is not None and x.requires_grad]
+    ends = [x for x in ends if x.requires_grad]
+    seeds = [torch.randn(x.shape, generator=torch.Generator().manual_seed(n)).to(x) for n, x in enumerate(ends)]
+    grads = iter(torch.autograd.grad(ends, list(map(in_graph, known)), seeds, retain_graph=True, allow_unused=True))
+    read = []
+    for block, x in states:
+        gradient = next(grads) if x is not None and x.requires_grad else None
+        if gradient is None:
+            assert x is not None
+            read.append(block.by_sample(torch.zeros(x.shape[:-1], dtype=torch.bool, device=x.tensor.device)))
+        else:
+            read.append(block.by_sample(gradient.ne(0).any(dim=-1)))
     return read
-
-
-def _past(block: MeasuredBlock, total: Tensor | None, given: Tensor | None, body: Body) -> Tensor:
-    """The tokens of what enters the only block that the answer reads other than by what the block gives.
-
-    The gradient of the answer is `total` at what enters and `given` at what the block gives.
-    """
-    entering, leaving = block.entering, block.leaving
-    if entering is None or leaving is None or total is None:
-        return torch.zeros((), dtype=torch.bool)
-    (through,) = torch.autograd.grad(leaving, entering, given, retain_graph=True, allow_unused=True)
-    rest = total if through is None else total - through
-    return batch_first(body.blocks[0], rest.abs() > 1e-4 * total.abs().amax()).any(dim=-1)
 
 
 def _check_read(read: list[Tensor]) -> str | None:
     """Why a walk that starts after the last block would miss what the answer reads before it; None if it would not."""
     *before, last = read
-    for index, rows in enumerate(before):
-        if rows.shape != last.shape or bool((rows & ~last).any()):
+    for index, rows in reversed(list(enumerate(before))):  # what is read after a block is made of what enters it
+        more = rows & ~last if rows.shape == last.shape else rows
+        if bool(more.any()):
             where = f"before block {index}" if index == 0 else f"after block {index - 1}"
+            count = int(more.flatten(1).sum(dim=1).max())
             return (
-                f"the answer reads {int(rows[0].sum())} tokens {where} beside the {int(last[0].sum())} it reads after "
+                f"the answer reads {count} tokens {where} beside the {int(last[0].sum())} it reads after "
                 f"block {len(before) - 1}, so walking from there alone would miss them. {refusals.AT_THE_INPUTS}"
             )
     return None
 
 
-def _outside(body: Body, seen: _Seen) -> str | None:
+def _counting(run: _Pass) -> list[TracedCall]:
+    """The attention calls outside of the blocks that read what these give, or the input, and that the answer reads."""
+    streams = [x for block in run.blocks for x in (block.arriving, block.leaving)]
+    roots = {node for x in (*streams, *run.seen.beginnings) if (node := node_of(x)) is not None}
+    ends = [run.answer, *(block.arriving for block in run.blocks)]
+    ends += [x for block in run.blocks for one in block.calls for x in one.operands]
+    counting: list[TracedCall] = []
+    for one in reversed(run.outside):
+        read, gave = list(map(node_of, one.operands)), node_of(one.output)
+        if not roots or not reached(read, roots):
+            continue
+        if gave is None or reached(list(map(node_of, ends)), {gave}):
+            counting.append(one)
+            ends += one.operands
+    return counting[::-1]
+
+
+def _outside(run: _Pass, counting: int) -> str | None:
     """Why attention outside the blocks makes what the blocks show incomplete; None if it does not."""
-    pools = 1 if body.pool is not None else 0
-    roots = [*seen.cuts, *seen.others, *([] if seen.source is None else [seen.source])]
-    ends = [x for x in (seen.answer, *(block.arriving for block in seen.blocks)) if x is not None and x.requires_grad]
-
-    def counts(call: AttentionCall) -> bool:
-        read = [x for x in (call.query, call.key, call.value, call.weights) if x is not None and x.requires_grad]
-        gave = [x for x in (call.weights, call.output) if x is not None and x.requires_grad]
-        if not read or not roots or not _depend(read, roots):
-            return False
-        return not gave or not ends or _depend(ends, gave)  # where there are none, nothing shows that it does not
-
-    counting = list(filter(counts, seen.outside))
-    if len(counting) <= pools:
+    pools = 1 if run.body.pool is not None else 0
+    if counting <= pools:
         return None
     return (
-        f"{len(counting) - pools} attention calls outside the blocks work on what the {len(body.blocks)} blocks of the "
-        f"{body.anatomy.name} anatomy give, or beside them on the input, so walking through the blocks alone would "
+        f"{counting - pools} attention calls outside the blocks work on what the {len(run.blocks)} blocks of the "
+        f"{run.body.anatomy.name} anatomy give, or beside them on the input, so walking through the blocks alone would "
         "miss them. Models with several streams of tokens (encoder and decoder, pictures and text) are not walked yet. "
         f"{refusals.AT_THE_INPUTS}"
     )
-
-
-def _depend(ends: list[Tensor], starts: list[Tensor]) -> bool:
-    """Whether any of some tensors depends on any of others."""
-    seeds = [torch.ones_like(x) for x in ends]
-    return any(g is not None for g in torch.autograd.grad(ends, starts, seeds, retain_graph=True, allow_unused=True))
-
-
-def _origin(inputs: Inputs, body: Body, seen: _Seen) -> Origin | str:
-    """Where the tokens of the first layer come from, or why that is not known."""
-    stream = seen.arriving if not body.blocks or seen.arriving is None else batch_first(body.blocks[0], seen.arriving)
-    return origin_of(inputs, stream, seen.source, seen.cells)
 
 
 def no_origin(why: str, body: Body) -> SeamError:
@@ -492,7 +414,10 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
     if given is not None:  # the anatomy that the user named says that there is one stream
         return False
     form = form_of(inputs).keys[0]
-    return remembered.get(model, "has streams", form, lambda: _measured_or_known(model, inputs))
+    several = remembered.get(model, "has streams", form, lambda: _measured_or_known(model, inputs))
+    if several:
+        memory_of(model).call.pop(TRACE, None)  # nothing else is read off it
+    return several
 
 
 def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:
@@ -529,7 +454,7 @@ def _several(model: nn.Module, inputs: Inputs) -> bool:
 
     The pass that was measured is kept for the call that explains them.
     """
-    with cut_pass(model, inputs, streams.measured) as found:
+    with trace_streams(model, inputs, streams.measured) as found:
         plain = found.is_plain(pooled=False) or found.is_plain(pooled=True)
     several = not plain or len(LOOKED_AT & inputs.kwargs.keys()) > 1
     if several:

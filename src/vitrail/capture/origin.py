@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from vitrail.capture.coded_gradients import MIXED, NOWHERE, numbered, sources
+from vitrail.capture.coded_gradients import MIXED, NOWHERE, State, in_graph, numbers_of_tokens, sources
 from vitrail.models.inputs import Inputs
 
 SAMPLES_DIFFER = "the tokens of different samples come from different places, or are mixed"
@@ -40,6 +40,25 @@ class Origin:
         return first if self.index == tuple(range(first, self.tokens)) else None
 
 
+@dataclass(frozen=True, eq=False)
+class Arriving:
+    """The tokens `[b, t, d]` or `[b, h, t, d]` that enter the first block, with the graph below them."""
+
+    state: State
+    batch_first: bool = True  # else their axes are `[t, b, d]`
+
+    @property
+    def shape(self) -> torch.Size:
+        """Their shape, batch first."""
+        found = self.state.shape
+        return found if self.batch_first else torch.Size((found[1], found[0], *found[2:]))
+
+    @property
+    def rows(self) -> list[tuple[State, Tensor]]:
+        """The tokens with their numbers."""
+        return [(self.state, numbers_of_tokens(self.state.shape, batch_first=self.batch_first))]
+
+
 def other_input(inputs: Inputs) -> Inputs:
     """An input of the same form: noise for a picture, the same words in another order for a text."""
     x = inputs.shown.detach()
@@ -55,27 +74,30 @@ def other_input(inputs: Inputs) -> Inputs:
     return replace(inputs.showing(moved), ids=None if inputs.ids is None else moved)
 
 
-def origin_of(inputs: Inputs, stream: Tensor | None, source: Tensor | None, cells: list[Tensor]) -> Origin | str:
+def origin_of(
+    inputs: Inputs, stream: Arriving | None, beginnings: Sequence[Tensor | State], cells: list[Tensor]
+) -> Origin | str:
     """Where the tokens of the first layer come from, or why that is not known.
 
     Args:
-        stream: the tokens that enter the first block, batch first, with the graph below them.
-        source: the picture or the word embeddings they come from.
+        stream: the tokens that enter the first block.
+        beginnings: the picture, or the word embeddings, that they come from.
         cells: feature maps `[b, c, y, x]` between the two.
     """
     if stream is None:
         return "no attention call was found"
-    if stream.ndim not in (3, 4) or stream.shape[0] != inputs.batch:
+    if len(stream.shape) not in (3, 4) or stream.shape[0] != inputs.batch:
         return f"the first block works on tokens of shape {tuple(stream.shape)} for {inputs.batch} samples"
+    source = next(iter(beginnings), None)
     if inputs.signal:
         return _signal(stream, inputs, source, cells)
     return _patches(stream, source, cells) if inputs.kind == "image" else _text(stream, inputs, source)
 
 
-def _signal(stream: Tensor, inputs: Inputs, source: Tensor | None, cells: list[Tensor]) -> Origin | str:
+def _signal(stream: Arriving, inputs: Inputs, source: Tensor | State | None, cells: list[Tensor]) -> Origin | str:
     """The tokens of audio, a table, a spectrum or video, with what each of them shows."""
-    tokens, numbers = stream.shape[-2], [(stream, numbered(stream))]
-    axes = FILM_CHANNELS if inputs.shown.ndim == 5 else (inputs.shown.ndim,)
+    tokens, numbers = stream.shape[-2], stream.rows
+    axes = FILM_CHANNELS if inputs.shown.ndim == 5 else (None,)  # else every number is a place of its own
     fed = [None if source is None else sources(numbers, [source], channels=axis)[0] for axis in axes]
     if source is None or fed[0] is None:
         return "the tokens do not depend on the input"
@@ -85,16 +107,16 @@ def _signal(stream: Tensor, inputs: Inputs, source: Tensor | None, cells: list[T
         boxes = boxes if places is None else box_labels(places, tokens)
     if boxes is not None:
         return Origin(tokens, boxes[0], labels=boxes[1])
-    if stream.ndim != 3:
+    if len(stream.shape) != 3:
         return "numbers of the input feed several tokens, and the blocks are not known"
     ordered = ordered_labels(stream, source, channels=axes[0])
     return ordered if isinstance(ordered, str) else Origin(tokens, ordered[0], measured=False, labels=ordered[1])
 
 
-def _text(stream: Tensor, inputs: Inputs, source: Tensor | None) -> Origin | str:
+def _text(stream: Arriving, inputs: Inputs, source: Tensor | State | None) -> Origin | str:
     """The token of every word: measured where the table of word embeddings is found."""
     tokens, words = stream.shape[-2], inputs.shown.shape[1]
-    found = None if source is None else sources([(stream, numbered(stream))], [source], channels=2)[0]
+    found = None if source is None else sources(stream.rows, [source], channels=2)[0]
     if found is None:
         if tokens != words:
             return f"the blocks work on {tokens} tokens where the text has {words}"
@@ -123,9 +145,9 @@ def _in_samples(found: Tensor, tokens: int, grid: tuple[int, int] | None) -> Ori
     return Origin(tokens, index, grid)
 
 
-def _patches(stream: Tensor, source: Tensor | None, cells: list[Tensor]) -> Origin | str:
+def _patches(stream: Arriving, source: Tensor | State | None, cells: list[Tensor]) -> Origin | str:
     """The token of every patch: by the pixels where each feeds one token, else by the last feature map."""
-    tokens, numbers = stream.shape[-2], [(stream, numbered(stream))]
+    tokens, numbers = stream.shape[-2], stream.rows
     pixels = None if source is None else sources(numbers, [source], channels=1)[0]
     if pixels is not None and (whole := boxes(pixels, tokens)) is not None:
         return whole
@@ -194,13 +216,15 @@ def box_labels(found: Tensor, tokens: int) -> tuple[tuple[int, ...], tuple[str, 
     return tuple(found_labels), tuple(found_labels.values())
 
 
-def ordered_labels(stream: Tensor, source: Tensor, *, channels: int) -> tuple[tuple[int, ...], tuple[str, ...]] | str:
+def ordered_labels(
+    stream: Arriving, source: Tensor | State, *, channels: int | None
+) -> tuple[tuple[int, ...], tuple[str, ...]] | str:
     """The tokens that come from the input and what each of them shows, where they follow one axis of it in order.
 
     Args:
-        stream: the tokens `[b, t, d]` with the graph that leads to the source.
+        stream: the tokens, without heads.
         source: what they come from.
-        channels: the axis of the source that one place has along.
+        channels: the axis of the source that one place has along; None where every number is a place.
     """
     tokens = stream.shape[1]
     edges = {*range(min(EDGE, tokens)), *range(max(0, tokens - EDGE), tokens)}
@@ -209,21 +233,28 @@ def ordered_labels(stream: Tensor, source: Tensor, *, channels: int) -> tuple[tu
     if any(token >= first for token in empty) or first == tokens:
         return f"tokens {empty} come from no part of the input, and do not stand before all others"
     spaced = torch.linspace(first, tokens - 1, min(PROBED, tokens - first)).round().int().tolist()
-    for axis in range(source.ndim - 2):
+    sizes = [size for axis, size in enumerate(source.shape) if axis not in (0, channels)]
+    for axis, length in enumerate(sizes):
         places = [found[axis] for token in spaced if (found := _centres(stream, token, source, channels)) is not None]
         if all(b > a for a, b in pairwise(places)):
-            length, count = source.movedim(channels, -1).shape[axis + 1], tokens - first
+            count = tokens - first
             ends = [round(length * i / count) for i in range(count + 1)]
             return tuple(range(first, tokens)), tuple(f"{a}-{max(a, b - 1)}" for a, b in pairwise(ends))
     return "tokens follow no axis of the input in order"
 
 
-def _centres(stream: Tensor, token: int, source: Tensor, channels: int) -> list[float] | None:
+def _centres(stream: Arriving, token: int, source: Tensor | State, channels: int | None) -> list[float] | None:
     """Where along each axis of the source the squared gradient of a token has its centre; None where it has none."""
-    some = stream[:, token]
-    seed = torch.randn(some.shape, generator=torch.Generator().manual_seed(token)).to(some)
-    (gradient,) = torch.autograd.grad(some, source, seed, retain_graph=True, allow_unused=True)
-    size = None if gradient is None else gradient.double().square().sum(dim=channels)
+    given = stream.state
+    if not given.requires_grad:
+        return None
+    batch, _, width = stream.shape
+    seed = torch.zeros(stream.shape)
+    seed[:, token] = torch.randn(batch, width, generator=torch.Generator().manual_seed(token))
+    seed = (seed if stream.batch_first else seed.transpose(0, 1)).to(given.tensor)
+    (gradient,) = torch.autograd.grad(in_graph(given), in_graph(source), seed, retain_graph=True, allow_unused=True)
+    size = None if gradient is None else gradient.double().square()
+    size = size if size is None or channels is None else size.sum(dim=channels)
     if size is None or not bool((size > 0).any()):
         return None
     share = size.sum(dim=0) / size.sum()

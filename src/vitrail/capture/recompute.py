@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.coded_gradients import State
+from vitrail.capture.graph_nodes import node_of, reached
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import OptionError, SeamError
 from vitrail.models.inputs import Inputs
@@ -164,25 +166,20 @@ def check_same(index: int, again: Tensor, before: Tensor | None) -> None:
 
 
 def check_borders(
-    leavings: list[Tensor | None], arrivings: list[Tensor | None], beside: list[list[Tensor]], *, before: bool
+    leavings: list[State | None], arrivings: list[State | None], beside: list[Tensor], *, before: bool
 ) -> str | None:
     """Why the blocks cannot be differentiated one by one; None if they can.
 
     Args:
         leavings: what each block gave.
         arrivings: what each block was given as the stream.
-        beside: the other tensors of real numbers that each block was given.
+        beside: the other tensors of real numbers that the blocks were given.
         before: whether the answer reads what a block before the last gives, other than by way of later blocks.
     """
     if before:
         return "the answer reads what earlier blocks give beside the last"
     for index, (given, next_read) in enumerate(zip(leavings, arrivings[1:], strict=False)):
-        if given is not next_read:
+        if given is None or next_read is None or given.tensor is not next_read.tensor or given.edge != next_read.edge:
             return f"block {index + 1} reads something else than what block {index} gives"
-    others = [x for some in beside for x in some if x.requires_grad]
-    places = [x for x in leavings if x is not None and x.requires_grad]
-    if not others or not places:
-        return None
-    seeds = [torch.ones_like(x) for x in others]
-    found = torch.autograd.grad(others, places, seeds, retain_graph=True, allow_unused=True)
-    return "blocks read what others give beside the stream" if any(x is not None for x in found) else None
+    given = {node for x in leavings if (node := node_of(x)) is not None}
+    return "blocks read what others give beside the stream" if reached(list(map(node_of, beside)), given) else None

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.checkpointed import keep_saved, keeps_saved
-from vitrail.capture.coded_gradients import MIXED, sources
-from vitrail.capture.cut_pass import CutCall, Seen, cut_pass
-from vitrail.capture.executions import node_of, reached, tensors_in
+from vitrail.capture.coded_gradients import MIXED, NOWHERE, State, sources
+from vitrail.capture.graph_nodes import node_of, reached
 from vitrail.capture.measure import CUT_PASS
 from vitrail.capture.outputs import read_output
 from vitrail.capture.refusals import detached
+from vitrail.capture.samples import check_apart
 from vitrail.capture.seams import AttentionCall
+from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.shadow import autograd, memory_of, remembered
 from vitrail.capture.signature import GraphEnds, Node, Route, ends_of, node_at, places_of, read_route
 from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
@@ -27,17 +28,17 @@ from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition, m
 from vitrail.capture.structure.cache import Variants, form_of, named_arguments
 from vitrail.capture.structure.stream_updates import FoundUpdates, ReadPass, UpdateTables
 from vitrail.capture.structure.taps import Tap
+from vitrail.capture.structure.trace import TracedCall, TracedPass, trace_streams
 from vitrail.capture.unseen_mixing import TokenState, find_unseen_mixing
 from vitrail.errors import CutGraphError, SeamError, VitrailError
 from vitrail.models.inputs import Inputs
 
 
-def check_detached(seen: Seen) -> None:
+def check_detached(seen: TracedPass) -> None:
     """Raise if gradients of the model leave out some of what attention reads, or of what the answer reads."""
     given = [] if seen.inputs is None else list(tensors_in((seen.inputs.args, seen.inputs.kwargs)))
     places = [*given, *(vectors for _, vectors in seen.embedded), *(one.output for one in seen.calls)]
-    calls = [one.call for one in seen.calls]
-    read = [x for call in calls for x in (call.query, call.key, call.value)]
+    read = [x for one in seen.calls for x in (one.call.query, one.call.key, one.call.value, one.uncut)]
     if seen.detached.cut([*read, *tensors_in(seen.answer)], places):
         raise CutGraphError(detached("a part of the model"))
 
@@ -226,7 +227,7 @@ def _claimed(streams: Streams, index: int, batch: int) -> tuple[Tensor, bool]:
     return orders[0].repeat_interleave(positions), False
 
 
-def _of_samples(streams: Streams, batch: int) -> list[Tensor]:
+def _of_samples(streams: Streams, batch: int) -> list[Tensor | State]:
     """Inputs and word embeddings that have one entry for each sample along the first axis."""
     given = streams.seen.inputs
     floats = [] if given is None else list(tensors_in((given.args, given.kwargs)))
@@ -266,6 +267,36 @@ def _reached(streams: Streams, sure: Tensor) -> Tensor:
 
 def _unclear(seen: str) -> SeamError:
     return SeamError(f"tokens cannot be told apart by sample: {seen}. Explain one sample at a time.")
+
+
+def samples_are_apart(streams: Streams, samples: Tensor, batch: int) -> bool:
+    """Return True if what attention gives for a sample, and the answer to it, is made of its own tokens alone.
+
+    Asked of all calls and of the answer at once.
+    """
+    own = torch.arange(batch)
+    answers = [x for x in tensors_in(streams.seen.answer) if x.is_floating_point() and x.shape[:1] == (batch,)]
+    rows = [(x, own.view(-1, *[1] * (x.ndim - 1))) for x in answers[:1]]
+    asked: dict[int, list[tuple[Tensor | State, Tensor]]] = {}
+    results = [place for place in streams.places if place.result]
+    for place, one in zip(results, streams.seen.calls, strict=True):
+        if one.uncut is None or bool((place.tokens < 0).any()):
+            return False
+        rows.append((one.uncut, samples[place.tokens].unsqueeze(place.channels)))
+        asked.setdefault(place.channels, []).append((place.tensor, samples[place.tokens]))
+    for x in _of_samples(streams, batch):
+        asked.setdefault(x.ndim - 1, []).append((x, own.view(-1, *[1] * (x.ndim - 2))))
+    return all(_are_fed_by_own(rows, some, channels) for channels, some in asked.items())
+
+
+def _are_fed_by_own(
+    rows: list[tuple[Tensor, Tensor]], places: list[tuple[Tensor | State, Tensor]], channels: int
+) -> bool:
+    """Return True if every position of some places feeds rows of its own sample alone."""
+    for found, (_, own) in zip(sources(rows, [x for x, _ in places], channels=channels), places, strict=True):
+        if found is not None and bool(((found != own.to(found.device)) & (found != NOWHERE)).any()):
+            return False
+    return True
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,29 +356,29 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
         raise type(kept.refusal)(str(kept.refusal))
     new: list[Route] = []
 
-    def measure(seen: Seen, streams: Streams | None = None) -> StreamsOfPass:
+    def measure(seen: TracedPass, streams: Streams | None = None) -> StreamsOfPass:
         new.clear()
         ends = _cut_ends(seen, inputs)
         met = None if seen.by_chance else kept.cut.find(ends, partial(_again, seen=seen, inputs=inputs))
         if met is not None:
             return met[0]
         new.append(read_route(ends))
-        return _measured(seen, inputs, kept, streams)
+        return _measured(model, seen, inputs, kept, streams)
 
-    with _cut_pass_of_call(model, inputs, measure, sums=sums) as found:
+    with _trace_of_call(model, inputs, measure, sums=sums) as found:
         if new and not found.streams.seen.by_chance:
             kept.cut.keep(new[0], _released(found, saves=keeps_saved(model)))
         yield found
 
 
 @contextmanager
-def _cut_pass_of_call(
+def _trace_of_call(
     model: nn.Module, inputs: Inputs, measure: Callable[..., StreamsOfPass], *, sums: bool
 ) -> Iterator[StreamsOfPass]:
     """A cut pass: the one by which this call has found that there are several streams, or a new one."""
     given, streams = memory_of(model).call.pop(CUT_PASS, (None, None))
     if streams is None or given is not inputs or sums or streams.seen.by_chance:
-        with cut_pass(model, inputs, measure, sums=sums) as found:
+        with trace_streams(model, inputs, measure, sums=sums) as found:
             yield found
         return
     with autograd(gradients=True):
@@ -420,7 +451,7 @@ def _placed(changes: FoundUpdates, run: PlainPass, nodes: Sequence[Node]) -> Upd
     return replace(changes.tables, places=[places[node] for node in stand], shapes=shapes)
 
 
-def _attending(calls: Sequence[CutCall]) -> frozenset[int] | None:
+def _attending(calls: Sequence[TracedCall]) -> frozenset[int] | None:
     """Return the modules that make all attention calls; None where one is written by hand, in whatever modules."""
     return None if any(one.call.weights is not None for one in calls) else frozenset(one.module for one in calls)
 
@@ -448,7 +479,7 @@ def _plain_ends(run: PlainPass) -> GraphEnds:
     return _ends(run.calls, run.output, run.roots, run.inputs)
 
 
-def _cut_ends(seen: Seen, inputs: Inputs) -> GraphEnds:
+def _cut_ends(seen: TracedPass, inputs: Inputs) -> GraphEnds:
     """Return where the graph of a pass whose results are cut is read."""
     roots = [one.output for one in seen.calls if one.output is not None]
     roots += [] if seen.inputs is None else list(tensors_in((seen.inputs.args, seen.inputs.kwargs)))
@@ -470,7 +501,9 @@ def _ends(calls: list[AttentionCall], answer: object, roots: list[Tensor], input
     )
 
 
-def _measured(seen: Seen, inputs: Inputs, kept: _Known, streams: Streams | None) -> StreamsOfPass:
+def _measured(
+    model: nn.Module, seen: TracedPass, inputs: Inputs, kept: _Known, streams: Streams | None
+) -> StreamsOfPass:
     """The streams of a pass, if they have not been found already; a refusal is remembered."""
     try:
         check_detached(seen)
@@ -478,6 +511,8 @@ def _measured(seen: Seen, inputs: Inputs, kept: _Known, streams: Streams | None)
         check_order(streams)
         check_values(streams)
         samples = sample_of(streams, inputs.batch, shared=inputs.shared)
+        if inputs.batch > 1 and (inputs.shared or not samples_are_apart(streams, samples, inputs.batch)):
+            check_apart(model, inputs)
         refusal = _find_unseen_mixing(streams, samples)
         return StreamsOfPass(streams, samples, reported(streams, inputs, samples), refusal=refusal)
     except SeamError as error:
@@ -514,10 +549,10 @@ def _released(found: StreamsOfPass, *, saves: bool) -> StreamsOfPass:
     sequences = [replace(sequence, operand=torch.empty(0)) for sequence in streams.sequences]
     results = [place for place in streams.places if place.result]
     places = [replace(place, tensor=torch.empty_like(place.tensor, device="meta")) for place in results]
-    return replace(found, streams=replace(streams, sequences=sequences, places=places, seen=Seen()), saves=saves)
+    return replace(found, streams=replace(streams, sequences=sequences, places=places, seen=TracedPass()), saves=saves)
 
 
-def _again(known: StreamsOfPass, seen: Seen, inputs: Inputs) -> StreamsOfPass | None:
+def _again(known: StreamsOfPass, seen: TracedPass, inputs: Inputs) -> StreamsOfPass | None:
     """The streams as they were measured before; None where the calls of this pass are others."""
     outputs, before = [one.output for one in seen.calls if one.output is not None], known.streams.places
     if [x.shape for x in outputs] != [place.tensor.shape for place in before]:

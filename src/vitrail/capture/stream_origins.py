@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from vitrail.capture.coded_gradients import MIXED, fed_singly, sources
-from vitrail.capture.executions import tensors_in
 from vitrail.capture.origin import box_labels, boxes
+from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.streams import Sequence, Streams, Transition
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs

@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 from vitrail.capture.coded_gradients import call_result
 from vitrail.capture.continuations import continued
-from vitrail.capture.cut_pass import CutCall, rooted
 from vitrail.capture.discovery import is_causal
-from vitrail.capture.executions import start_graph, tensors_in
+from vitrail.capture.graph_nodes import start_graph
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import UNMOVED
 from vitrail.capture.recording import Layer, Readout, Stream, own_dtypes
 from vitrail.capture.refusals import check_differentiable, check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.seams.call import call_dtype
+from vitrail.capture.seams.call import call_dtype, tensors_in
 from vitrail.capture.shadow import autograd, hooks, once
 from vitrail.capture.streams import AttentionEvent, Streams, Transition
 from vitrail.capture.structure.stream_updates import FeedForward, ReadPass, StreamUpdates
 from vitrail.capture.structure.taps import SUMS, Tap, Trace, WatchSums
+from vitrail.capture.structure.trace import TracedCall, rooted
 from vitrail.capture.torch_private import writes_to
 from vitrail.errors import SeamError, TargetError
 from vitrail.models.inputs import Inputs
@@ -335,7 +335,7 @@ class PlainPass:
     calls: list[AttentionCall]
     output: object
     answer: StreamAnswer
-    results: list[tuple[CutCall, int]]  # what each call gave, with its version then
+    results: list[tuple[TracedCall, int]]  # what each call gave, with its version then
     trace: Trace
 
     def at_taps(self, taps: Sequence[Tap | None]) -> ReadPass | None:
@@ -369,11 +369,11 @@ def stream_forward(
     check_model(model)
     check_differentiable(model)
     calls: list[AttentionCall] = []
-    results: list[tuple[CutCall, int]] = []
+    results: list[tuple[TracedCall, int]] = []
     trace = Trace(every_module(model) if taps or attending else (), taps)
 
     def keep(out: Tensor, order: tuple[int, ...]) -> Tensor:
-        results.append((CutCall(calls[-1], [], out, order), writes_to(out)))
+        results.append((TracedCall(calls[-1], out, order), writes_to(out)))
         return out
 
     with autograd(gradients=True):

@@ -5,10 +5,10 @@ tokens of all sequences get one number each. An attention call is then two table
 the token of every key row. Where rows are made of tokens in another way than one by one (patches that are merged, image
 tokens that enter a language model), the rows are new tokens, and a `Transition` says which tokens they are made of.
 
-The pass that is measured (`cut_pass`) cuts what attention gives from the graph. The paths that are left lead from a
-token to what is made of this token alone. Gradients with codes (`coded_gradients`) tell which row of a later operand
-each row of an earlier result feeds. Whatever mixes tokens between two attention calls, as a convolution does, is
-refused.
+In the pass that is measured (`structure.trace`), what attention gives is cut from the graph. The paths that are left
+lead from a token to what is made of this token alone. Gradients with codes (`coded_gradients`) tell which row of a
+later operand each row of an earlier result feeds. Whatever mixes tokens between two attention calls, as a convolution
+does, is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.coded_gradients import MIXED, NOWHERE, sources
-from vitrail.capture.cut_pass import CutCall, Seen
+from vitrail.capture.structure.trace import TracedCall, TracedPass
 from vitrail.errors import SeamError
 
 
@@ -150,7 +150,7 @@ class Streams:
     events: list[AttentionEvent | Transition]
     sequences: list[Sequence]
     places: list[Place]
-    seen: Seen
+    seen: TracedPass
     since: dict[tuple[int, int], int] = field(default_factory=dict)
     """By source and target, how many places there were when the last transition between two sequences was found."""
     assumed: list[str] = field(default_factory=list)
@@ -202,7 +202,7 @@ class Streams:
         return not pooled or (not self.since and (not calls or torch.equal(self.attentions[-1].keys, calls[0].keys)))
 
 
-def measured(seen: Seen) -> Streams:
+def measured(seen: TracedPass) -> Streams:
     """The streams of a pass, call after call."""
     streams = Streams([], [], [], seen)
     for index, one in enumerate(seen.calls):
@@ -210,7 +210,7 @@ def measured(seen: Seen) -> Streams:
     return streams
 
 
-def _add_call(streams: Streams, index: int, one: CutCall) -> None:
+def _add_call(streams: Streams, index: int, one: TracedCall) -> None:
     """Take one call: which tokens ask, which are read, and which token each row of the result belongs to."""
     query = one.call.query
     key = one.call.key if one.call.key is not None else one.call.value
@@ -244,7 +244,7 @@ def layouts(x: Tensor) -> list[Rows]:
     return [Rows(axis) for axis in range(1, x.ndim - 2)]
 
 
-def _queries(streams: Streams, index: int, one: CutCall, query: Tensor) -> tuple[Rows, Tensor]:
+def _queries(streams: Streams, index: int, one: TracedCall, query: Tensor) -> tuple[Rows, Tensor]:
     """How the rows of a call lie, and the token of every query row."""
     refusal: SeamError | None = None
     for rows in layouts(query):
@@ -287,7 +287,7 @@ def _check_asked_together(streams: Streams, index: int, queries: Tensor, key: Te
         )
 
 
-def _keys(streams: Streams, index: int, one: CutCall, key: Tensor, rows: Rows, queries: Tensor) -> Tensor:
+def _keys(streams: Streams, index: int, one: TracedCall, key: Tensor, rows: Rows, queries: Tensor) -> Tensor:
     """The token of every key row."""
     heads = rows.of_keys(key, len(queries))
     shape = heads.four(key).shape
@@ -441,7 +441,7 @@ def _mixing(index: int, mixed: int, count: int, *, what: str = "positions") -> s
     )
 
 
-def _links(index: int, one: CutCall, query: Tensor, rows: Rows, *, needed: bool) -> list[tuple[Tensor, Tensor, int]]:
+def _links(index: int, one: TracedCall, query: Tensor, rows: Rows, *, needed: bool) -> list[tuple[Tensor, Tensor, int]]:
     """Tensors before this call that feed the query rows one by one: the row of every position.
 
     Args:

@@ -11,19 +11,17 @@ all tokens side by side. Two things there are no readout, and a walk that begins
 Everything here is asked of tensors and nodes of a graph in which what seen attention gives is cut or muted.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture.coded_gradients import MIXED, sources
+from vitrail.capture.coded_gradients import MIXED, State, in_graph, sources, tensor_of
 from vitrail.capture.refusals import AT_THE_INPUTS, SEEN
-from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.torch_private import writes_to
 
 Node = Any
@@ -43,9 +41,14 @@ class TokenState:
         channels: the axis of the tensor that one position has along.
     """
 
-    tensor: Tensor
+    tensor: Tensor | State
     tokens: Tensor
     channels: int
+
+    @property
+    def node(self) -> Node:
+        """Where it stands in the graph."""
+        return self.tensor.node if isinstance(self.tensor, State) else get_gradient_edge(self.tensor).node
 
 
 @dataclass(eq=False)
@@ -67,7 +70,7 @@ class ModuleRun:
         return writes_to(self.given) == self.version
 
 
-def batch_first_state(stream: Tensor, *, first: bool) -> TokenState:
+def batch_first_state(stream: Tensor | State, *, first: bool) -> TokenState:
     """Return the tokens of the first sample of a residual stream `[b, t, d]`, or `[t, b, d]`."""
     batch, count = stream.shape[:2] if first else stream.shape[1::-1]
     tokens = torch.full((batch, count), -1)
@@ -75,36 +78,17 @@ def batch_first_state(stream: Tensor, *, first: bool) -> TokenState:
     return TokenState(stream, tokens if first else tokens.T, 2)
 
 
-def result_state(result: Tensor, batch: int) -> TokenState:
-    """Return the tokens of the first sample of what attention gave, `[b, h, t, n]` or `[b * h, t, n]`."""
-    tokens = torch.full(result.shape[:-1], -1)
-    tokens[: len(result) // batch] = torch.arange(result.shape[-2])
-    return TokenState(result, tokens, result.ndim - 1)
-
-
-def runs_after(model: nn.Module, runs: list[ModuleRun], begun: Callable[[], bool]) -> list[RemovableHandle]:
-    """Return hooks that keep what every module is given and gives, from a moment on.
+def result_state(result: Tensor, order: Sequence[int], batch: int) -> TokenState:
+    """Return the tokens of the first sample of what attention gave.
 
     Args:
-        begun: tells whether it has come.
+        order: the axes of the result in the order `[b, h, t, n]` or `[b * h, t, n]`.
     """
-    running: list[ModuleRun | None] = []
-
-    def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        given = next((x for x in tensors_in(args, kwargs) if x.is_floating_point()), None) if begun() else None
-        running.append(None if given is None else ModuleRun(type(module).__name__, given, writes_to(given)))
-        runs.extend(run for run in running[-1:] if run is not None)
-
-    def leave(module: nn.Module, args: tuple, out: object) -> None:
-        run = running.pop() if running else None
-        if run is not None:
-            run.gave = next((x for x in tensors_in(out) if x.is_floating_point()), None)
-
-    handles = []
-    for module in model.modules():
-        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-        handles.append(module.register_forward_hook(leave))
-    return handles
+    straight = result.permute(tuple(order)).shape
+    tokens = torch.full(straight[:-1], -1)
+    tokens[: straight[0] // batch] = torch.arange(straight[-2])
+    back = torch.argsort(torch.tensor(order)).tolist()
+    return TokenState(result, tokens[..., None].permute(back).squeeze(order[-1]), order[-1])
 
 
 def find_unseen_mixing(answer: Tensor, states: Sequence[TokenState], runs: Iterable[ModuleRun]) -> str | None:
@@ -160,7 +144,7 @@ def _reads_several(answer: Tensor, states: Sequence[TokenState]) -> bool:
 
 def _token_gradients(answer: Tensor, states: Sequence[TokenState], seed: Tensor) -> list[Tensor]:
     """Return the tokens of each state at which the gradient of the answer arrives."""
-    tensors = [state.tensor for state in states]
+    tensors = [in_graph(state.tensor) for state in states]
     return _tokens_reached(states, torch.autograd.grad(answer, tensors, seed, retain_graph=True, allow_unused=True))
 
 
@@ -251,7 +235,7 @@ def _holds_tokens(x: Tensor, axis: int, states: Sequence[TokenState]) -> bool | 
 
 def _mixing_products(answer: Tensor, states: Sequence[TokenState]) -> Iterator[Node]:
     """Give the nodes between states and an answer that multiply numbers which are made of different tokens."""
-    ends = {get_gradient_edge(state.tensor).node for state in states}
+    ends = {state.node for state in states}
     joining = list(_joining_nodes(get_gradient_edge(answer).node, ends))
     if not joining:
         return
@@ -292,7 +276,7 @@ def _seeds(answer: Tensor, states: Sequence[TokenState], nodes: list[Node]) -> d
 
     handles = [node.register_prehook(partial(keep, node)) for node in nodes]
     try:
-        tensors = [state.tensor for state in states]
+        tensors = [in_graph(state.tensor) for state in states]
         torch.autograd.grad(answer, tensors, torch.ones_like(answer), retain_graph=True, allow_unused=True)
     finally:
         for handle in handles:
@@ -313,7 +297,7 @@ def _directions(states: Sequence[TokenState], tokens: Tensor, generator: torch.G
     """Return random directions of states that are zero at all but some tokens."""
     found = []
     for state in states:
-        drawn = torch.randn(state.tensor.shape, generator=generator).to(state.tensor)
+        drawn = torch.randn(state.tensor.shape, generator=generator).to(tensor_of(state.tensor))
         moved = torch.isin(state.tokens.cpu(), tokens).to(drawn.device)
         found.append(drawn * moved.unsqueeze(state.channels))
     return found
@@ -363,7 +347,7 @@ def _multiplies_tokens(
 def _is_of_one_token(edge: Edge, like: Tensor, states: Sequence[TokenState]) -> bool:
     """Return True if all numbers of an argument are made of one and the same token."""
     seed = torch.randn(like.shape, generator=torch.Generator().manual_seed(3)).to(like)
-    tensors = [state.tensor for state in states]
+    tensors = [in_graph(state.tensor) for state in states]
     found = torch.autograd.grad(GradientEdge(*edge), tensors, seed, retain_graph=True, allow_unused=True)
     reached = torch.cat(_tokens_reached(states, found))
     return len(reached[reached >= 0].unique()) == 1
@@ -393,7 +377,7 @@ def _moves(
     The gradient at the states is linear in the gradient that is given. Differentiated by it, it is the change.
     """
     given = torch.zeros_like(like).requires_grad_()
-    tensors = [state.tensor for state in states]
+    tensors = [in_graph(state.tensor) for state in states]
     found = torch.autograd.grad(x, tensors, given, create_graph=True, allow_unused=True)
     total = sum((g * way).sum() for g, way in zip(found, directions, strict=True) if g is not None)
     if not isinstance(total, Tensor) or not total.requires_grad:

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from vitrail.capture.coded_gradients import fed_singly
-from vitrail.capture.cut_pass import CutCall
-from vitrail.capture.executions import tensors_in
 from vitrail.capture.graph_nodes import Node, base_of, from_data, is_by_entry, is_made_of, met_beside, node_of, reached
 from vitrail.capture.recording import widen
+from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.signature import GraphPlace
 from vitrail.capture.streams import AttentionEvent, Place, Streams
 from vitrail.capture.structure.projections import TOLERANCES, Unknown, is_norm, is_plain, matrix, through
 from vitrail.capture.structure.taps import Sum, Tap
+from vitrail.capture.structure.trace import TracedCall
 from vitrail.capture.structure.updates import SublayerUpdate
 from vitrail.errors import SeamError
 
@@ -129,7 +129,7 @@ class ReadPass:
         modules: all modules of the model.
     """
 
-    calls: Sequence[CutCall]
+    calls: Sequence[TracedCall]
     tensors: list[Tensor]
     modules: Sequence[nn.Module]
 
@@ -298,7 +298,7 @@ def _derivative(table: CallTable, run: ReadPass) -> Tensor:
     return weight
 
 
-def _pull(event: AttentionEvent, one: CutCall, x: Tensor, channels: int, seed: Tensor) -> Tensor:
+def _pull(event: AttentionEvent, one: TracedCall, x: Tensor, channels: int, seed: Tensor) -> Tensor:
     """Return the gradient at the heads' outputs, one row `[heads * d]` for each query."""
     assert one.output is not None
     shaped = seed.view(*x.movedim(channels, -1).shape).movedim(-1, channels)

@@ -1,7 +1,7 @@
 """Texts whose structure is measured on a part of them.
 
 All tokens of a long one at once would take more memory than the explanation: their logits, and the graph of every
-block. The modules of a model are found on a few tokens, which takes less time.
+block.
 """
 
 from collections.abc import Iterator
@@ -25,13 +25,26 @@ from vitrail.models.taking import every_module
 
 PART = 256
 """How many tokens of a text are measured that is longer than `LONGEST`."""
-BRIEF, ENDS = 64, 32
-"""Tokens up to which modules are sought on a whole text, and on how many of a longer one."""
 
 
 def part_of_text(inputs: Inputs) -> Inputs | None:
     """Some tokens of a long text, none of them padding; None where it is short, or not all that the model is given."""
-    return _cut(inputs, slice(-PART, None), slice(None, PART), longest=LONGEST)
+    length = inputs.shown.shape[1] if inputs.ids is not None and inputs.shown.ndim == 2 else 0
+    tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor)]
+    if length <= LONGEST or any(x.ndim != 2 or x.shape[1] != length for x in tensors):
+        return None
+    mask = inputs.attention_mask
+    cuts = (slice(-PART, None), slice(None, PART))
+    cut = next((cut for cut in cuts if mask is None or bool(mask[:, cut].all())), None)
+    if cut is None:
+        return None
+
+    def part(x: Any) -> Any:  # noqa: ANN401
+        return x[:, cut] if isinstance(x, Tensor) else x
+
+    kwargs = {name: part(x) for name, x in inputs.kwargs.items()}
+    args = tuple(map(part, inputs.args))
+    return replace(inputs, args=args, kwargs=kwargs, ids=part(inputs.ids), attention_mask=part(mask), tokens=None)
 
 
 @contextmanager
@@ -54,30 +67,6 @@ def as_it_was(model: nn.Module) -> Iterator[list[str]]:
             if other:
                 table.clear()
                 table.update(before)
-
-
-def ends_of_text(inputs: Inputs) -> Inputs | None:
-    """The first tokens of a text and its last, none of them padding; None where all tokens are to be looked at."""
-    return _cut(inputs, [*range(ENDS - 1), -1], longest=BRIEF)
-
-
-def _cut(inputs: Inputs, *cuts: slice | list[int], longest: int) -> Inputs | None:
-    """The tokens of the first cut that holds no padding; None where there is none, or the text is short."""
-    length = inputs.shown.shape[1] if inputs.ids is not None and inputs.shown.ndim == 2 else 0
-    tensors = [x for x in (*inputs.args, *inputs.kwargs.values()) if isinstance(x, Tensor)]
-    if length <= longest or any(x.ndim != 2 or x.shape[1] != length for x in tensors):
-        return None
-    mask = inputs.attention_mask
-    cut = next((cut for cut in cuts if mask is None or bool(mask[:, cut].all())), None)
-    if cut is None:
-        return None
-
-    def part(x: Any) -> Any:  # noqa: ANN401
-        return x[:, cut] if isinstance(x, Tensor) else x
-
-    kwargs = {name: part(x) for name, x in inputs.kwargs.items()}
-    args = tuple(map(part, inputs.args))
-    return replace(inputs, args=args, kwargs=kwargs, ids=part(inputs.ids), attention_mask=part(mask), tokens=None)
 
 
 def for_length(origin: Origin, part: int, length: int) -> Origin | None:

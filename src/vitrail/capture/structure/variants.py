@@ -15,10 +15,11 @@ from vitrail.capture.journal import Journal
 from vitrail.capture.measure import Structure, counted_origin, measure_structure, measured_in_call
 from vitrail.capture.origin import Origin
 from vitrail.capture.references import settings_of
-from vitrail.capture.shadow import autograd, once, remembered
+from vitrail.capture.shadow import autograd, memory_of, once, remembered
 from vitrail.capture.signature import GraphEnds, Route, read_route
 from vitrail.capture.structure.cache import SAMPLES, InputForm, Variants, content_of, form_of
 from vitrail.capture.structure.texts import as_it_was, for_length, part_of_text, untouched_borders
+from vitrail.capture.structure.trace import TRACE
 from vitrail.errors import VitrailError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
@@ -53,6 +54,7 @@ def structure_of(model: nn.Module, inputs: Inputs, body: Body) -> Structure:
             return found
     for key in form.keys:
         known = remembered.get(model, "structure", key, lambda: measure_structure(model, inputs, body, form))
+        memory_of(model).call.pop(TRACE, None)  # nothing else is read off it
         found = in_form(known, form)
         if found is not None:
             return found

@@ -1,156 +1,18 @@
-"""One pass that is only watched: every execution of a module, the attention calls between them, the parts of blocks."""
+"""The parts of a block by their names: found in the pass that structure is read off."""
 
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.capture.coded_gradients import with_heads
-from vitrail.capture.detached import KeepDetached
-from vitrail.capture.graph_nodes import Node, node_of, reached
-from vitrail.capture.outputs import run_model
-from vitrail.capture.refusals import check_plain_call, note_parts, note_unapplied, why_no_gradient
-from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.seams.call import tensors_in
-from vitrail.capture.shadow import autograd, hooks
+from vitrail.capture.graph_nodes import node_of, reached
+from vitrail.capture.shadow import autograd
 from vitrail.capture.structure.projections import hands_on, is_affine, is_norm, is_plain, width_of
+from vitrail.capture.structure.trace import Execution, TracedCall, TracedPass
 from vitrail.capture.structure.updates import Event, replay
-from vitrail.capture.torch_private import current_transform
 from vitrail.models.anatomy import Block
-from vitrail.models.inputs import Inputs
-
-SAMPLES = 2
-"""How many samples are looked at."""
-
-
-@dataclass(eq=False)
-class Execution:
-    """One time that a module ran."""
-
-    module: nn.Module
-    name: str
-    turn: int  # how often the module had run before in this pass
-    begins: int  # executions and attention calls are counted together
-    given: list[Tensor]  # the floating-point tensors it was called with, in order
-    nodes: list[Node | None]  # where these stand in the graph; None for those that have no gradient
-    first: Tensor | None  # the first tensor it was called with, of any dtype
-    ends: int = 0
-    gave: Tensor | None = None  # the first tensor of what it returned
-    gave_node: Node | None = None
-    plain: bool = False  # whether what it returned is a tensor, or begins with one
-
-    def holds(self, other: "Execution") -> bool:
-        """Whether another execution is inside this one."""
-        return self.begins < other.begins and other.ends < self.ends
-
-    @property
-    def keeps_shape(self) -> bool:
-        """Whether it gives a tensor of the shape of the first that it was given."""
-        return self.plain and self.gave is not None and self.first is not None and self.first.shape == self.gave.shape
-
-    @property
-    def carries(self) -> bool:
-        """Whether what it gives depends on the first tensor it was given other than by way of attention."""
-        entering = self.nodes[0] if self.nodes and self.given[0] is self.first else None
-        return self.plain and entering is not None and bool(reached([self.gave_node], {entering}))
-
-
-@dataclass(eq=False)
-class SeenCall:
-    """An attention call, and the executions it was made in, outermost first."""
-
-    call: AttentionCall
-    at: int
-    stack: tuple[Execution, ...]
-    no_graph: str = ""  # why it has no graph, where the model switches autograd off around it
-
-
-@dataclass
-class Executions:
-    """Everything that ran in one pass, in the order in which it began."""
-
-    every: list[Execution] = field(default_factory=list)
-    calls: list[SeenCall] = field(default_factory=list)
-    answer: Any = None
-    batch: int = 1
-    stack: list[Execution] = field(default_factory=list)
-    clock: int = 0
-    times: dict[int, int] = field(default_factory=dict)
-
-    def tick(self) -> int:
-        """The next number."""
-        self.clock += 1
-        return self.clock
-
-    def inside(self, outer: Execution) -> list[Execution]:
-        """The executions inside another one."""
-        return [x for x in self.every if outer.holds(x)]
-
-
-def executions(model: nn.Module, inputs: Inputs) -> Executions:
-    """Run a shadow once on at most two samples, and keep every execution and every attention call."""
-    whole = inputs.usable()
-    if inputs.batch <= SAMPLES:
-        return _executed(model, whole)
-    try:
-        return _executed(model, whole.take(torch.arange(SAMPLES)))
-    except Exception:
-        return _executed(model, whole)
-
-
-def _executed(model: nn.Module, some: Inputs) -> Executions:
-    seen, handles = Executions(batch=some.batch), []
-
-    def emit(call: AttentionCall) -> None:
-        check_plain_call()
-        note_parts(model, call)
-        why = "" if torch.is_grad_enabled() else why_no_gradient()
-        seen.calls.append(SeenCall(call, seen.tick(), tuple(seen.stack), why))
-
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(partial(_enter, seen, name), with_kwargs=True))
-        handles.append(module.register_forward_hook(partial(_leave, seen)))
-    with hooks(handles), autograd(gradients=True), torch.random.fork_rng(devices=[]):
-        if some.shown.is_floating_point():
-            some = some.showing(some.shown.detach().clone().requires_grad_())
-        with attention_calls(emit, safe=True, cut=lambda out, order: out.detach()) as follower, KeepDetached():
-            seen.answer = run_model(model, some)
-    note_unapplied(model, follower.waiting)
-    return seen
-
-
-def _enter(seen: Executions, name: str, module: nn.Module, args: tuple, kwargs: dict) -> None:
-    tensors = list(tensors_in((args, kwargs)))
-    given = [x for x in tensors if x.is_floating_point()]
-    turn = seen.times.get(id(module), 0)
-    seen.times[id(module)] = turn + 1
-    first = tensors[0] if tensors else None
-    found = Execution(module, name, turn, seen.tick(), given, [node_of(x) for x in given], first)
-    seen.every.append(found)
-    seen.stack.append(found)
-
-
-def _leave(seen: Executions, module: nn.Module, args: tuple, out: Any) -> Tensor | None:  # noqa: ANN401
-    found = seen.stack.pop()
-    found.ends, found.gave = seen.tick(), next(tensors_in(out), None)
-    found.plain = found.gave is (out[0] if isinstance(out, (tuple, list)) and out else out)
-    if found.gave is None or not found.gave.is_floating_point() or current_transform() is not None:
-        return None
-    begins = not found.gave.requires_grad and start_graph(module, found.gave)
-    found.gave_node = node_of(found.gave)
-    return found.gave.clone() if begins and found.gave is out else None  # models may write into what a module gave
-
-
-def start_graph(module: nn.Module, out: Tensor) -> bool:
-    """Let the graph begin at what frozen weights made of numbers without one; whether the result has a graph."""
-    own = any(x is not None for x in module._parameters.values())
-    begins = not out.requires_grad and out.is_leaf and (own or isinstance(module, nn.Embedding))
-    if begins and current_transform() is None:  # inside of a transform no graph can begin
-        out.requires_grad_()
-    return out.requires_grad
-
 
 DIGITS = 128
 """Channels are numbered in digits of this base."""
@@ -177,7 +39,7 @@ class PartNames:
 PARTS = ("attending", "output", "value", "attention_norm", "ffn_norm", "ffn_input", "ffn_output")
 
 
-def find_parts(block: Execution, seen: SeenCall, ran: Executions, *, batch_first: bool) -> PartNames:
+def find_parts(block: Execution, seen: TracedCall, ran: TracedPass, *, batch_first: bool) -> PartNames:
     """The parts of a block that makes one attention call."""
     inner, stream = ran.inside(block), block.given[0] if block.given else None
     if stream is None:
@@ -206,7 +68,7 @@ def find_parts(block: Execution, seen: SeenCall, ran: Executions, *, batch_first
     return PartNames(**names, value_channels=channels, missing=tuple(missing.items()))
 
 
-def _value(seen: SeenCall, inner: list[Execution], batch: int) -> tuple[Execution | None, Channels]:
+def _value(seen: TracedCall, inner: list[Execution], batch: int) -> tuple[Execution | None, Channels]:
     """The module that makes the values, and which numbers of what it gives they are."""
     if isinstance(seen.stack[-1].module, nn.MultiheadAttention):
         return seen.stack[-1], None
@@ -271,7 +133,7 @@ def _numbers(value: Tensor, gave: Tensor) -> list[int] | None:
 
 
 def _behind(
-    block: Execution, seen: SeenCall, output: Execution | nn.Module | None, inner: list[Execution], stream: Tensor
+    block: Execution, seen: TracedCall, output: Execution | nn.Module | None, inner: list[Execution], stream: Tensor
 ) -> list[Execution]:
     """The executions behind the attention part: behind the outermost module around the call that any follows."""
     ends = [x.ends for x in seen.stack if block.holds(x)]
@@ -296,7 +158,9 @@ def _computes(x: Execution) -> bool:
     return len(x.given) == 1 and not hands_on(x.module)
 
 
-def _output(caller: Execution, seen: SeenCall, inner: list[Execution], stream: Tensor) -> Execution | nn.Module | None:
+def _output(
+    caller: Execution, seen: TracedCall, inner: list[Execution], stream: Tensor
+) -> Execution | nn.Module | None:
     """The first module after the call that takes the heads' outputs to channels of the stream."""
     if isinstance(caller.module, nn.MultiheadAttention):
         return caller.module.out_proj
@@ -305,7 +169,7 @@ def _output(caller: Execution, seen: SeenCall, inner: list[Execution], stream: T
     return next((x for x in later if x.gave is not None and x.gave.numel() == stream.numel()), None)
 
 
-def _attention_norm(seen: SeenCall, inner: list[Execution], block: Execution) -> Execution | None:
+def _attention_norm(seen: TracedCall, inner: list[Execution], block: Execution) -> Execution | None:
     """The norm that reads what enters the block and that the queries, or the values, are made of."""
     call = seen.call
     start = [node_of(x) for x in (call.query, call.value, call.weights) if x is not None]
