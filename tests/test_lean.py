@@ -10,10 +10,10 @@ from torch.overrides import TorchFunctionMode
 
 import vitrail
 from vitrail.api.requests import read_request, wanted_by
-from vitrail.capture import discovery
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.seams.intercept import InterceptAttention
+from vitrail.capture.structure import blocks
 from vitrail.models import anatomy
 from vitrail.models.inputs import read_inputs
 from vitrail.targets import as_target
@@ -70,9 +70,9 @@ def captured(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[vitrail.Attrib
 @pytest.mark.parametrize("name", ["hf_vit", "hf_bert", "hf_gpt2", "timm_vit"])
 def test_the_scores_are_those_of_listening_everywhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lean, few = captured(monkeypatch, name)
-    own = discovery._block
+    own = blocks._block
     monkeypatch.setattr(anatomy, "_attending", lambda block, output: None)
-    monkeypatch.setattr(discovery, "_block", lambda module, site: replace(own(module, site), attending=None))
+    monkeypatch.setattr(blocks, "_block", lambda module, site: replace(own(module, site), attending=None))
     everywhere, many = captured(monkeypatch, name)
     assert torch.equal(lean.scores, everywhere.scores)
     assert few < 0.8 * many

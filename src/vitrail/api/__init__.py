@@ -28,7 +28,6 @@ from vitrail.api.stream_gradients import check_level_at_inputs, is_gradient
 from vitrail.api.streams import explain_at_inputs, explain_streams, reads_changes
 from vitrail.attribution import Attribution, Comparison
 from vitrail.capture.continuations import rows_read
-from vitrail.capture.discovery import forget
 from vitrail.capture.forward import find_body, forward
 from vitrail.capture.measure import has_streams
 from vitrail.capture.outputs import Scalar
@@ -37,6 +36,7 @@ from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import fingerprint, provenance
 from vitrail.capture.samples import check_all_apart, check_apart
 from vitrail.capture.shadow import dtypes_of, shadow
+from vitrail.capture.structure.blocks import forget
 from vitrail.capture.structure.variants import structure_of
 from vitrail.capture.torch_private import current_transform
 from vitrail.errors import (

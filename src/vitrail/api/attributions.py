@@ -15,9 +15,9 @@ from torch import Tensor
 from vitrail.api.bounds import DROPPED, OF_TOKENS, PADDING_IS_READ, UNSHOWN, explain_sizes, hold_to_reach, reads_padding
 from vitrail.api.requests import Request
 from vitrail.attribution import Attribution, SeenPictures, class_titles
-from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.passes import Pass
+from vitrail.capture.structure.origins import signal_kind
 from vitrail.models.inputs import Inputs, patch_sums
 from vitrail.models.taking import Prepared
 from vitrail.relevance import Result

@@ -12,7 +12,6 @@ from vitrail.api.bounds import DROPPED, UNSHOWN, credits_unreachable, drop_unrea
 from vitrail.api.requests import Request, by_target, instead
 from vitrail.api.stream_gradients import explain_inputs, is_gradient, shown_streams
 from vitrail.attribution import Attribution
-from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
@@ -30,6 +29,7 @@ from vitrail.capture.stream_checks import (
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
 from vitrail.capture.stream_passes import StreamPass, last_results, read_answer, readout, stream_forward
 from vitrail.capture.streams import Streams, Transition
+from vitrail.capture.structure.origins import signal_kind
 from vitrail.capture.structure.projections import Unknown
 from vitrail.capture.structure.stream_updates import FoundUpdates, ReadPass, StreamUpdates, find_updates, read_updates
 from vitrail.errors import MethodError, RuleError, SeamError, VitrailError

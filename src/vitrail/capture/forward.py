@@ -14,7 +14,6 @@ from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.checkpointed import keep_saved
 from vitrail.capture.continuations import Rows, keeping
-from vitrail.capture.discovery import found_body
 from vitrail.capture.graph_nodes import node_of, reached
 from vitrail.capture.graphs import active
 from vitrail.capture.hooks import Capture, capturing, replaced_stream, stream_of
@@ -31,6 +30,7 @@ from vitrail.capture.refusals import AT_THE_INPUTS, more_blocks
 from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, memory_of, once, shadow
 from vitrail.capture.signature import GraphEnds
+from vitrail.capture.structure.blocks import found_body
 from vitrail.capture.structure.variants import journaled, known_updates, measure_all, structure_of, variant_of
 from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import (

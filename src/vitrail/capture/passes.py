@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.continuations import continued
-from vitrail.capture.discovery import is_causal
 from vitrail.capture.hooks import Capture
 from vitrail.capture.layers import tensors_of, unequal, with_hidden_prefix
 from vitrail.capture.measure import Structure, no_origin
@@ -20,6 +19,7 @@ from vitrail.capture.recompute import light
 from vitrail.capture.recording import Layer, Readout, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import as_heads, call_shape, gradient_as_heads, gradient_of_map
+from vitrail.capture.structure.blocks import is_causal
 from vitrail.errors import AnatomyError, SeamError, TargetError, VitrailError
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import Inputs

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from vitrail.capture.coded_gradients import call_result
 from vitrail.capture.continuations import continued
-from vitrail.capture.discovery import is_causal
 from vitrail.capture.graph_nodes import start_graph
 from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
 from vitrail.capture.pass_options import ComputeSettings
@@ -22,6 +21,7 @@ from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import call_dtype, tensors_in
 from vitrail.capture.shadow import autograd, hooks, once
 from vitrail.capture.streams import AttentionEvent, Streams, Transition
+from vitrail.capture.structure.blocks import is_causal
 from vitrail.capture.structure.stream_updates import FeedForward, ReadPass, StreamUpdates
 from vitrail.capture.structure.taps import SUMS, Tap, Trace, WatchSums
 from vitrail.capture.structure.trace import TracedCall, rooted

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.hooks import stream_of
-from vitrail.capture.origin import Origin
 from vitrail.capture.outputs import run_model
 from vitrail.capture.references import SETTING
 from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import hooks
 from vitrail.capture.structure.cache import LONGEST
+from vitrail.capture.structure.origins import Origin
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import every_module
