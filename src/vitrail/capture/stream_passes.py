@@ -23,7 +23,7 @@ from vitrail.capture.shadow import autograd, hooks, once
 from vitrail.capture.streams import AttentionEvent, Streams, Transition
 from vitrail.capture.structure.blocks import is_causal
 from vitrail.capture.structure.stream_updates import FeedForward, ReadPass, StreamUpdates
-from vitrail.capture.structure.taps import SUMS, Tap, Trace, WatchSums
+from vitrail.capture.structure.taps import SUMS, Tap, Tapped, WatchSums
 from vitrail.capture.structure.trace import TracedCall, rooted
 from vitrail.capture.torch_private import writes_to
 from vitrail.errors import SeamError, TargetError
@@ -336,15 +336,15 @@ class PlainPass:
     output: object
     answer: StreamAnswer
     results: list[tuple[TracedCall, int]]  # what each call gave, with its version then
-    trace: Trace
+    tapped: Tapped
 
     def at_taps(self, taps: Sequence[Tap | None]) -> ReadPass | None:
         """Return the tensors that are read off at some places; None if one is not as it was there any more."""
-        tensors, calls = self.trace.read(taps), [one for one, _ in self.results]
+        tensors, calls = self.tapped.read(taps), [one for one, _ in self.results]
         kept = all(one.output is not None and writes_to(one.output) == version for one, version in self.results)
         if tensors is None or not kept or len(calls) != len(self.calls):
             return None
-        return ReadPass(calls, tensors, self.trace.modules)
+        return ReadPass(calls, tensors, self.tapped.modules)
 
     def on(self, streams: Streams, updates: StreamUpdates | None = None) -> StreamPass:
         """Return the same pass on the tokens that were measured."""
@@ -370,7 +370,7 @@ def stream_forward(
     check_differentiable(model)
     calls: list[AttentionCall] = []
     results: list[tuple[TracedCall, int]] = []
-    trace = Trace(every_module(model) if taps or attending else (), taps)
+    tapped = Tapped(every_module(model) if taps or attending else (), taps)
 
     def keep(out: Tensor, order: tuple[int, ...]) -> Tensor:
         results.append((TracedCall(calls[-1], out, order), writes_to(out)))
@@ -379,16 +379,16 @@ def stream_forward(
     with autograd(gradients=True):
         some = rooted(inputs)
         handles = [module.register_forward_hook(_start) for module in once(model, "starts", partial(_starting, model))]
-        handles += trace.hooks() if taps else []
-        places, cut = [trace.modules[number] for number in attending], keep if taps else None
+        handles += tapped.hooks() if taps else []
+        places, cut = [tapped.modules[number] for number in attending], keep if taps else None
         adding = WatchSums(calls)
         watching = adding if any(tap.module == SUMS for tap in taps) else nullcontext()
         with hooks(handles), watching, attention_calls(calls.append, safe=True, cut=cut, within=places):
             output = run_model(model, some)
-        trace.add_sums(adding.sums)
+        tapped.add_sums(adding.sums)
         read = read_answer(output, inputs, calls, generates=generates(model))
         roots = [x for x in tensors_in((some.args, some.kwargs)) if x.requires_grad]
-        yield PlainPass(inputs, roots, calls, output, read, results, trace)
+        yield PlainPass(inputs, roots, calls, output, read, results, tapped)
 
 
 def _starting(model: nn.Module) -> list[nn.Module]:

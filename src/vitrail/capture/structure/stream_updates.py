@@ -13,7 +13,7 @@ at every token, but for the statistics of a norm that stands between (`updates`)
 linear layer, it is read there later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -27,8 +27,8 @@ from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.signature import GraphPlace
 from vitrail.capture.streams import AttentionEvent, Place, Streams
 from vitrail.capture.structure.projections import TOLERANCES, Unknown, is_norm, is_plain, matrix, through
-from vitrail.capture.structure.taps import Sum, Tap
-from vitrail.capture.structure.trace import TracedCall
+from vitrail.capture.structure.taps import SUMS, Sum, Tap
+from vitrail.capture.structure.trace import TracedCall, TracedPass
 from vitrail.capture.structure.updates import SublayerUpdate
 from vitrail.errors import SeamError
 
@@ -126,12 +126,12 @@ class ReadPass:
     Args:
         calls: all attention calls, with what each gave as the graph has it.
         tensors: those that tables name by their numbers.
-        modules: all modules of the model.
+        modules: those that ran, by their numbers.
     """
 
     calls: Sequence[TracedCall]
     tensors: list[Tensor]
-    modules: Sequence[nn.Module]
+    modules: Mapping[int, nn.Module] | Sequence[nn.Module]
 
 
 @dataclass(eq=False)
@@ -331,7 +331,7 @@ def find_updates(streams: Streams, samples: Tensor, real: Tensor) -> FoundUpdate
     """
     seen = streams.seen
     tables, found, tensors = UpdateTables(), StreamUpdates.before_any(real), list[Tensor]()
-    run = ReadPass(seen.calls, tensors, seen.trace.modules)
+    run = ReadPass(seen.calls, tensors, {x.number: x.module for x in seen.every})
     entries: list[tuple[Sum, int]] = []  # of the tables
     results = {id(place.tensor): place for place in streams.places if place.result}
     for event in streams.attentions:
@@ -353,10 +353,24 @@ def find_updates(streams: Streams, samples: Tensor, real: Tensor) -> FoundUpdate
             ) from None
     _find_feed_forward(streams, entries, samples, tensors, tables)
     found.read_layers(tables, run)
-    seen.trace.add_sums(seen.sums)
-    named = seen.trace.named()
-    tables.taps = [named.get(id(x)) for x in tensors]
+    shown = _taps(seen)
+    tables.taps = [shown.get(id(x)) for x in tensors]
     return FoundUpdates(tables, [x.detach() for x in tensors], found)
+
+
+def _taps(seen: TracedPass) -> dict[int, Tap]:
+    """Return where each tensor was shown first, by its identity: by a module, else by a sum."""
+    moments: list[tuple[int, int, Tap]] = []
+    for x in seen.every:
+        moments += [(x.begins, id(given), Tap(x.number, x.turn, place)) for place, given in enumerate(x.given)]
+        moments.append((x.ends, id(x.gave), Tap(x.number, x.turn, None)))
+    found: dict[int, Tap] = {}
+    for _, name, tap in sorted(moments, key=lambda moment: moment[0]):
+        found.setdefault(name, tap)
+    for turn, one in enumerate(seen.sums):
+        for place, x in enumerate(one.operands):
+            found.setdefault(id(x), Tap(SUMS, turn, place))
+    return found
 
 
 def _number(x: Tensor, tensors: list[Tensor]) -> int:
@@ -465,22 +479,23 @@ def _read(streams: Streams, table: CallTable, run: ReadPass, found: StreamUpdate
 def _linear_layer(streams: Streams, table: CallTable, run: ReadPass, weight: Tensor) -> int | None:
     """Find the plain linear layer that reads the heads' outputs as they are and gives what is projected as it is."""
     leaf, projected = (base_of(node_of(x)) for x in (run.calls[table.event.call].output, _projected(table, run)[0]))
-    for one in streams.seen.trace.runs():
+    for one in streams.seen.every:
         same = projected is not None and base_of(node_of(one.gave)) is projected
-        if not same or not is_plain(run.modules[one.module]) or base_of(node_of(one.given)) is not leaf:
+        if not same or not is_plain(one.module) or base_of(node_of(one.given[0])) is not leaf:
             continue
-        if torch.equal(_weight(run.modules[one.module]), weight):
-            return one.module
+        if torch.equal(_weight(one.module), weight):
+            return one.number
     return None
 
 
 def _norm_between(streams: Streams, table: CallTable, run: ReadPass) -> tuple[int, int, int] | None:
     """Find the norm whose result is what is added."""
     leaf, added = node_of(streams.seen.calls[table.event.call].output), run.tensors[table.added]
-    for one in streams.seen.trace.runs() if leaf is not None and table.channels == -1 else ():
-        same = is_norm(run.modules[one.module]) and one.gave.shape == added.shape and torch.equal(one.gave, added)
-        if same and one.given is not None and reached([node_of(one.given)], {leaf}):
-            return one.module, _number(one.given, run.tensors), _number(one.gave, run.tensors)
+    for one in streams.seen.every if leaf is not None and table.channels == -1 else ():
+        if one.gave is None or not one.given or not is_norm(one.module) or one.gave.shape != added.shape:
+            continue
+        if torch.equal(one.gave, added) and reached([node_of(one.given[0])], {leaf}):
+            return one.number, _number(one.given[0], run.tensors), _number(one.gave, run.tensors)
     return None
 
 

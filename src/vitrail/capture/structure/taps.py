@@ -5,9 +5,10 @@ it, all functions of the model are watched for the sum that it is an operand of.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence, Sized
+from collections.abc import Collection, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -15,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.capture.graph_nodes import Node, node_of
+from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.torch_private import writes_to
 
 ADDS = frozenset({"add", "__add__", "__radd__"})
@@ -73,7 +75,8 @@ class Tap(NamedTuple):
     Args:
         module: the number of a module; `SUMS` where no module shows it.
         turn: how often that module had begun before, or ended; the number of the sum.
-        place: the number of the argument, or of the operand; None for the first tensor that the module gives.
+        place: the number among the tensors of real numbers that it is given, or of the operand; None for the first
+            tensor that the module gives.
     """
 
     module: int
@@ -81,35 +84,24 @@ class Tap(NamedTuple):
     place: int | None
 
 
-class Run(NamedTuple):
-    """One time that a module ran: its number, and the first tensors that it was given and gave."""
-
-    module: int
-    given: Tensor | None
-    gave: Tensor
-    version: int  # of `gave` when the module ended
-
-
 @dataclass(eq=False)
-class Trace:
-    """The tensors that modules show in one pass, in this order, each with the version that it had then.
+class Tapped:
+    """The tensors that a pass shows at some taps, each with the version that it had then.
 
     Args:
         modules: those that taps number.
-        wanted: the tensors that are kept; None for all.
+        wanted: the taps.
     """
 
-    modules: Sequence[nn.Module] = ()
-    wanted: Collection[Tap] | None = None
+    modules: Sequence[nn.Module]
+    wanted: Collection[Tap]
     shown: dict[Tap, tuple[Tensor, int]] = field(default_factory=dict)
     turns: Counter[tuple[int, str]] = field(default_factory=Counter)
 
     def hooks(self) -> list[RemovableHandle]:
         """Set the hooks that keep the tensors while a model runs."""
-        begin = end = set(range(len(self.modules)))
-        if self.wanted is not None:
-            begin = {tap.module for tap in self.wanted if tap.place is not None} - {SUMS}
-            end = {tap.module for tap in self.wanted if tap.place is None}
+        begin = {tap.module for tap in self.wanted if tap.place is not None} - {SUMS}
+        end = {tap.module for tap in self.wanted if tap.place is None}
         entered = [(self.modules[number], partial(self._enter, number)) for number in begin]
         left = [(self.modules[number], partial(self._leave, number)) for number in end]
         return [
@@ -119,42 +111,29 @@ class Trace:
 
     def _enter(self, number: int, module: nn.Module, args: tuple, kwargs: dict) -> None:
         turn = self._turn(number, "begins")
-        for place, x in enumerate((*args, *kwargs.values())):
-            self._keep(Tap(number, turn, place), x)
+        for place, x in enumerate(x for x in tensors_in((args, kwargs)) if x.is_floating_point()):
+            self._keep(Tap(number, turn, place), x, writes_to(x))
 
-    def _leave(self, number: int, module: nn.Module, args: tuple, out: Any) -> None:  # noqa: ANN401
-        first = next(iter(out), None) if isinstance(out, (tuple, list)) else out
-        self._keep(Tap(number, self._turn(number, "ends"), None), first)
+    def _leave(self, number: int, module: nn.Module, args: tuple, out: object) -> None:
+        tap = Tap(number, self._turn(number, "ends"), None)
+        for x in islice(tensors_in(out), 1):
+            self._keep(tap, x, writes_to(x))
 
     def _turn(self, number: int, what: str) -> int:
         """Count how often a module began, or ended."""
         self.turns[number, what] += 1
         return self.turns[number, what] - 1
 
-    def _keep(self, tap: Tap, x: object) -> None:
-        """Keep a tensor of real numbers that is wanted."""
-        if isinstance(x, Tensor) and x.is_floating_point() and (self.wanted is None or tap in self.wanted):
-            self.shown[tap] = x, writes_to(x)
+    def _keep(self, tap: Tap, x: Tensor, version: int) -> None:
+        """Keep a tensor that is wanted."""
+        if tap in self.wanted:
+            self.shown[tap] = x, version
 
     def add_sums(self, sums: Sequence[Sum]) -> None:
         """Keep the operands of sums."""
         for turn, one in enumerate(sums):
             for place, (x, version) in enumerate(zip(one.operands, one.versions, strict=True)):
-                self.shown[Tap(SUMS, turn, place)] = x, version
-
-    def runs(self) -> Iterator[Run]:
-        """Give every time that a module ran, in the order in which they ended."""
-        given: dict[tuple[int, int], Tensor] = {}
-        for tap, (x, version) in self.shown.items():
-            if tap.place is not None:
-                given.setdefault((tap.module, tap.turn), x)
-            else:
-                yield Run(tap.module, given.get((tap.module, tap.turn)), x, version)
-
-    def named(self) -> dict[int, Tap]:
-        """Return where each tensor was shown first, by its identity, if nothing has been written into it since."""
-        kept = [(id(x), tap) for tap, (x, version) in self.shown.items() if writes_to(x) == version]
-        return dict(reversed(kept))
+                self._keep(Tap(SUMS, turn, place), x, version)
 
     def read(self, taps: Sequence[Tap | None]) -> list[Tensor] | None:
         """Return the tensors at some places; None if one was not shown, or has been written into since."""

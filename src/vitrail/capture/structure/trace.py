@@ -29,7 +29,7 @@ from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.shadow import autograd, hooks, in_precision, memory_of
 from vitrail.capture.structure.cache import content_of
-from vitrail.capture.structure.taps import Sum, Trace, WatchSums
+from vitrail.capture.structure.taps import Sum, WatchSums
 from vitrail.capture.torch_private import current_transform, saving_hooks, without_functions, writes_to
 from vitrail.capture.unseen_mixing import ModuleRun
 from vitrail.errors import SeamError
@@ -145,7 +145,6 @@ class TracedPass:
     detached: KeepDetached = field(default_factory=KeepDetached)
     projections: CheapProjections | None = None
     sums: list[Sum] = field(default_factory=list)  # what was added, where that is asked for
-    trace: Trace = field(default_factory=Trace)  # all that modules were given and gave, where that is asked for
     by_chance: bool = False  # whether random numbers were drawn: another pass may order its tokens in another way
 
     @property
@@ -237,9 +236,6 @@ def trace(model: nn.Module, some: Inputs, *, until: nn.Module | None = None, sum
             enter, leave = partial(_enter, seen, (name, numbers[id(module)]), until), partial(_leave, seen)
             handles.append(module.register_forward_pre_hook(partial(_unseen, enter), with_kwargs=True))
             handles.append(module.register_forward_hook(partial(_unseen, leave)))
-        if sums:
-            seen.trace = Trace(every_module(model))
-            handles += seen.trace.hooks()
         adding = WatchSums(seen.calls)
         seen.sums = adding.sums
         with (
