@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail import api
 from vitrail.capture import measure
-from vitrail.errors import VitrailError
+from vitrail.errors import CutGraphError, VitrailError
 
 EVEN = torch.tensor([[2, 7, 1, 9, 4], [2, 8, 5, 6, 0]])
 ODD = torch.tensor([[3, 7, 1, 4, 9], [3, 8, 5, 9, 0]])
@@ -554,3 +554,26 @@ def test_streams_of_a_later_input_are_not_those_of_an_earlier_one(make, monkeypa
         model = make().double().eval()
         for ids in order:
             check(model, ids, "gae")
+
+
+class CutByContent(Reader):
+    """Half of every state leaves the graph where the first word is odd."""
+
+    def between(self, x, ids):
+        return torch.where(odd(ids)[..., None], x / 2 + (x / 2).detach(), x)
+
+
+class CutIfOdd(Reader):
+    def between(self, x, ids):
+        return x / 2 + (x / 2).detach() if bool(odd(ids).any()) else x
+
+
+@pytest.mark.parametrize("method", ["gae", "tokentm", "gradtoken"])
+@pytest.mark.parametrize("make", [CutByContent, CutIfOdd])
+def test_a_graph_that_is_cut_for_some_contents_is_refused_there(make, method):
+    for ids in (ODD, THREE):
+        model = make().double().eval()
+        vitrail.explain(model, EVEN, method, 1)
+        with pytest.raises(CutGraphError):
+            vitrail.explain(model, ids, method, 1)
+        vitrail.explain(model, EVEN, method, 1)

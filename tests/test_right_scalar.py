@@ -35,6 +35,7 @@ FORMS = {
     "features first": lambda f, y, x: (f, y),
     "features last": lambda f, y, x: (y, f),
     "tokens first": lambda f, y, x: [x, y],
+    "a tuple first": lambda f, y, x: ((y,), f),
     "one in a tuple": lambda f, y, x: (y,),
     "one in a list": lambda f, y, x: [y],
     "the same twice": lambda f, y, x: (y, y),
@@ -72,6 +73,12 @@ def test_of_several_answers_none_is_taken(form, method, target):
         InputError, match=r"several tensors that may be the answer \(0: .*1: .*which are the logits. Ex"
     ):
         explain(form, method, target)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_tensor_behind_a_tuple_of_others_is_not_taken_for_the_logits(method):
+    with pytest.raises(InputError, match="begins with a tuple"):
+        explain("a tuple first", method)
 
 
 def test_an_operation_without_a_rule_on_the_way_is_still_refused():

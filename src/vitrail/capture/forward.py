@@ -143,6 +143,8 @@ def _seen_structure(
         ends = capture.ends(output.wide)
         found = variant_of(model, inputs, plan.body, plan.structure, ends, seen, capture.journal)
     known = plan.structure
+    if plan.cut and found.no_gradient is not None:
+        raise CutGraphError(found.no_gradient)
     if found is known or (found.origin, found.refusal, found.used) == (known.origin, known.refusal, known.used):
         return known
     if plan.lean and found.refusal is not None:

@@ -140,7 +140,16 @@ def only_answer(output: Sequence[object]) -> object:
             f"the model returned a {type(output).__name__} of several tensors that may be the answer ({shapes}), and "
             f"shapes do not tell which are the logits. {CHOOSE}"
         )
-    return found[0] if found else next(iter(output), None)
+    first = found[0] if found else next(iter(output), None)
+    for x in output:
+        if x is first:
+            break
+        if isinstance(x, (tuple, list, dict)) and len(x) > 0:
+            raise InputError(
+                f"the model returned a {type(output).__name__} that begins with a {type(x).__name__}, so which of its "
+                f"tensors are the logits is not known. {CHOOSE}"
+            )
+    return first
 
 
 CHOOSE = (
