@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from vitrail.api.attributions import TokenLabels, add_scalars, build_attribution, timed
 from vitrail.api.bounds import DROPPED, UNSHOWN, credits_unreachable, drop_unreachable, with_zeros
-from vitrail.api.requests import Request, by_target, instead
-from vitrail.api.stream_gradients import explain_inputs, is_gradient, shown_streams
+from vitrail.api.requests import Request, by_target
+from vitrail.api.stream_gradients import explain_at_inputs, is_gradient
 from vitrail.attribution import Attribution
 from vitrail.capture.origin import signal_kind
 from vitrail.capture.outputs import Scalar
@@ -44,25 +44,26 @@ SHARES = "tokens that are merged, pooled or projected share the relevance of wha
 
 def explain_streams(
     model: nn.Module, requests: list[Request], settings: ComputeSettings
-) -> tuple[str, dict[int, Attribution]]:
-    """Every request answered from one pass that is measured and one that is differentiated."""
-    walking = [i for i, request in enumerate(requests) if not is_gradient(request.entry.name)]
-    shown, made = _streams_of_default(model, requests), {}
+) -> tuple[str, list[Attribution | VitrailError]]:
+    """Explain over several sequences of tokens, or return why a method does not apply; walks share their passes."""
+    walking = [request for request in requests if not is_gradient(request.entry.name)]
+    shown, made = _streams_of_default(model, requests), dict[Request, Attribution | VitrailError]()
     if walking:
-        shown, found = _walks(model, [requests[i] for i in walking], settings)
-        made = dict(zip(walking, found, strict=True))
-    for i in (i for i in range(len(requests)) if i not in walking):
+        shown, found = _walks(model, walking, settings)
+        made |= dict(zip(walking, found, strict=True))
+    for request in requests:
+        if request in made:
+            continue
         try:
-            _, found = explain_at_inputs(model, [requests[i]], shown)
+            made[request] = explain_at_inputs(model, [request], shown=shown)[1][0]
         except RuleError as error:  # an operation that the method has no rule for
-            _, found = explain_streams(model, [instead(requests[i], error)], settings)
-        made[i] = found[0]
-    return fingerprint(model), made
+            made[request] = error
+    return fingerprint(model), [made[request] for request in requests]
 
 
 def _streams_of_default(model: nn.Module, requests: list[Request]) -> list[ShownStream] | None:
     """The streams, or the reason as an error why there are none, where the default explains; else None."""
-    inputs = [one.inputs for one in requests if is_gradient(one.entry.name) and one.others]
+    inputs = [one.inputs for one in requests if is_gradient(one.entry.name) and one.default is not None]
     if not inputs:
         return None
     with measured_streams(model, inputs[0]) as found:
@@ -72,7 +73,7 @@ def _streams_of_default(model: nn.Module, requests: list[Request]) -> list[Shown
 
 def _walks(
     model: nn.Module, requests: list[Request], settings: ComputeSettings
-) -> tuple[list[ShownStream], list[Attribution]]:
+) -> tuple[list[ShownStream], Sequence[Attribution | VitrailError]]:
     """The streams, and the result of every method that walks over them: from one pass if they are known."""
     known = _walks_known(model, requests, settings)
     return _walks_measured(model, requests, settings) if known is None else known
@@ -123,7 +124,7 @@ def _lacks_norms(group: list[Request], rows: list[Readout]) -> bool:
 
 def _walks_measured(
     model: nn.Module, requests: list[Request], settings: ComputeSettings
-) -> tuple[list[ShownStream], list[Attribution]]:
+) -> tuple[list[ShownStream], list[Attribution | VitrailError]]:
     """The same from a pass that is measured and one that is differentiated."""
     begun, inputs = time.perf_counter(), requests[0].inputs
     adds = any(reads_changes(request) for request in requests)
@@ -133,11 +134,15 @@ def _walks_measured(
             raise SeamError(found.refusal)
         _check_inputs(inputs, shown)
         changes, unknown = _changes(streams, samples, shown) if adds else (None, None)
-        refused = {request: _refusal(request, shown, unknown) for request in requests}
-        requests = [request if (why := refused[request]) is None else instead(request, why) for request in requests]
+        made: dict[Request, Attribution | VitrailError] = {}
+        for request in requests:
+            if (why := _refusal(request, shown, unknown)) is not None:
+                made[request] = why
+        if len(made) == len(requests):
+            return shown, [made[request] for request in requests]
         calls = [one.call for one in streams.seen.calls]
         answer = read_answer(streams.seen.answer, inputs, calls, generates=generates(model))
-        groups = by_target(requests)
+        groups = by_target([request for request in requests if request not in made])
         starts = [
             [
                 Readout(*(readout(streams, samples, part.scalar, by_norm=norms) for norms in (False, True)))
@@ -146,7 +151,6 @@ def _walks_measured(
             for target, _ in groups
         ]
         where = last_results(streams, answer)
-    made: dict[Request, Attribution] = {}
     taps = [] if changes is None else [tap for tap in changes.tables.taps if tap is not None]
     with stream_forward(model, inputs, taps) as plain:
         if where is not None:
@@ -158,7 +162,8 @@ def _walks_measured(
             results = _walked(run, group, [(*one, start) for one, start in zip(scalars, rows, strict=True)], settings)
             made |= _attributions(run, group, results, rows, shown)
     seconds = (time.perf_counter() - begun) / len(requests)
-    return shown, [timed(made[request], seconds) for request in requests]
+    found_by = [made[request] for request in requests]
+    return shown, [timed(one, seconds) if isinstance(one, Attribution) else one for one in found_by]
 
 
 def _attributions(
@@ -177,23 +182,6 @@ def _attributions(
         left_out = [LEFT_OUT] * (len(kept) < len(shown))
         made[request] = _attribution(request, found[request], run, kept, starts, left_out)
     return made
-
-
-def explain_at_inputs(
-    model: nn.Module, requests: list[Request], shown: Sequence[ShownStream] | None = None
-) -> tuple[str, dict[int, Attribution]]:
-    """Every request of a gradient method answered at the inputs of the model, whatever is inside it.
-
-    Args:
-        shown: the streams where they have been measured already.
-    """
-    found = {}
-    for i, request in enumerate(requests):
-        begun = time.perf_counter()
-        shown = shown_streams(model, request.inputs) if shown is None else shown
-        one = explain_inputs(model, request, shown)
-        found[i] = timed(one, time.perf_counter() - begun)
-    return fingerprint(model), found
 
 
 Found = list[tuple[Scalar, Result]]
