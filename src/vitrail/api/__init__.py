@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitrail.api.attributions import attach_metadata, attribution_of, timed
+from vitrail.api.attributions import attach_metadata, attribution_of, timed, walk_requests
 from vitrail.api.requests import (
     MethodSpec,
     Request,
-    by_target,
     check_scalar,
     default_on_several,
     fallback_or_raise,
@@ -56,7 +55,6 @@ from vitrail.models.taking import FromFeatures, Prepared, check_target, generate
 from vitrail.relevance import Result
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
-from vitrail.relevance.walk import Events, walk_events
 from vitrail.targets import AnyTarget, as_target
 
 logger = logging.getLogger("vitrail")
@@ -344,27 +342,13 @@ def _walk(body: Body, model: nn.Module, requests: list[Request], settings: Compu
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
     wanted = requests[0].wanted if len(requests) == 1 else wanted_by([request.plan for request in requests])
     with forward(model, inputs, body, wanted, settings, lean=True, rows=rows) as run:
-        jobs = [(part, group) for target, group in by_target(requests) for part in run.parts(target)]
-        found: dict[Request, list[tuple[Scalar, Result]]] = {request: [] for request in requests}
-        used: dict[Request, set[str]] = {request: set() for request in requests}
-        spent = dict.fromkeys(requests, 0.0)
-        for job, (part, group) in enumerate(jobs):
-            for request in group if part.target.name == "answer_span" else ():
-                check_scalar(request)
-            plans = [request.plan for request in group if not isinstance(request.plan, RerunMethod)]
-            own = wanted if len(group) == len(requests) else wanted_by([request.plan for request in group])
-            events = Events(run.events(part, own, again=job + 1 < len(jobs), shared=len(group) > 1))
-            for request, one in zip(group, walk_events(plans, events), strict=True):
-                result = replace(one.result, reached=run.reached(part)) if run.masked else one.result
-                found[request].append((part, result))
-                used[request] |= one.backends
-                spent[request] += one.seconds
+        found = walk_requests(run, requests, wanted)
         identity = fingerprint(model)
         made = []
-        for request in requests:
+        for request, one in found.items():
             if len(requests) > 1:  # else both passes are its own
-                begun = time.perf_counter() - spent[request]
-            made.append(attribution_of(request, found[request], run, backends=used[request], begun=begun))
+                begun = time.perf_counter() - one.seconds
+            made.append(attribution_of(request, one.results, run, backends=one.backends, begun=begun))
         return identity, made
 
 
