@@ -239,6 +239,28 @@ def test_generation_is_the_models_own_and_leaves_no_trace(language_model):
     assert sampled[0] == sampled[1]
 
 
+@pytest.mark.parametrize("hops", [None, 1])
+def test_several_methods_explain_an_answer_from_one_pass(language_model, hops):
+    model, tokenizer = language_model
+    given = {"answer": "the red key . it opens the door . answer : red", "unit": "sentence", "hops": hops}
+    methods = ["gae", "gae(readout=gradient)", "attcat"]
+    runs = []
+    handle = model.register_forward_pre_hook(lambda *_: runs.append(1))  # a shadow has the hooks of its model
+    try:
+        alone = [vitrail.generate(model, tokenizer, "which key ?", method=one, **given) for one in methods]
+        runs.clear()
+        vitrail.generate(model, tokenizer, "which key ?", method="gae", **given)
+        once = len(runs)
+        runs.clear()
+        found = vitrail.generate(model, tokenizer, "which key ?", method=methods, **given)
+    finally:
+        handle.remove()
+    assert once == len(runs) == (1 if hops is None else 2)
+    for one, name in zip(alone, methods, strict=True):
+        assert_close(found.tables[name], one.tables[name])
+        assert (name in found.hops) == (hops is not None)
+
+
 def test_hops_pass_through_what_was_generated_before_the_final_answer(language_model):
     model, tokenizer = language_model
     given = {"answer": "the red key . it opens the door . answer : red", "method": "gae", "unit": "answer"}

@@ -14,7 +14,6 @@ from torch.testing import assert_close
 from type_checks import unchecked
 
 import vitrail
-from vitrail.api import explain_each
 from vitrail.errors import AnatomyError, InputError, MethodError, OptionError, SeamError, VitrailError
 from vitrail.relevance.walk import Events, LayerReader, Result, walk_events
 
@@ -408,9 +407,21 @@ def test_a_comparison_can_keep_what_works_and_name_what_does_not():
 
 def test_several_targets_are_explained_and_refused_as_one_is():
     model, x = tiny("timm_vit"), MODELS["timm_vit"].inputs()
-    for found, target in zip(explain_each(model, x, "gae", [0, 2]), [0, 2], strict=True):
+    for found, target in zip(vitrail.compare(model, x, "gae", targets=[0, 2]), [0, 2], strict=True):
         assert_close(found.scores, vitrail.explain(model, x, "gae", target).scores)
+    found = vitrail.compare(model, x, ["gae", "rollout"], targets=[0, 2], on_error="keep")
+    assert [(one.method, one.target.first[0]) for one in found] == [
+        ("gae", 0),
+        ("rollout", 0),
+        ("gae", 2),
+        ("rollout", 2),
+    ]
+    found = vitrail.compare(model, x, ["gae", "nothing"], targets=[0, 2], on_error="keep")
+    assert list(found.failed) == [1, 3]
+    for wrong in ({"target": 0, "targets": [1]}, {"targets": []}):
+        with pytest.raises(OptionError, match="target"):
+            vitrail.compare(model, x, "gae", **wrong)
     with pytest.raises(InputError, match="batch axis missing"):
-        explain_each(model, x[0], "gae", [0, 2])
+        vitrail.compare(model, x[0], "gae", targets=[0, 2])
     with pytest.raises(InputError, match=r"torch\.vmap"):
-        torch.vmap(lambda one: explain_each(model, one[None], "gae", [0, 2])[0].scores)(x)
+        torch.vmap(lambda one: vitrail.compare(model, one[None], "gae", targets=[0, 2])[0].scores)(x)

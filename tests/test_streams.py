@@ -160,7 +160,10 @@ def test_where_a_rule_is_missing_the_default_walks(bart, monkeypatch):
     monkeypatch.setitem(stream_gradients.METHODS, "attn_lrp", nowhere)
     target = targets.logit(7, position=4)
     found = vitrail.explain(bart, texts(), target=target)
-    assert (found.method, found.provenance["default"]) == ("gae", "no rule for this operation")
+    assert found.method == "gae"
+    of_streams, of_rules = found.provenance["default"].split("(docs/streams.md). ")
+    assert of_streams.startswith("consensus is defined on one stream")
+    assert of_rules == "no rule for this operation"
     assert_close(found.scores, vitrail.explain(bart, texts(), "gae", target).scores)
     with pytest.raises(RuleError, match="no rule"):
         vitrail.explain(bart, texts(), "attn_lrp", target)

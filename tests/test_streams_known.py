@@ -6,6 +6,7 @@ import pytest
 import torch
 from any_models import hf
 from stream_models import SEQ2SEQ, TABLE, prepared
+from torch import nn
 
 import vitrail
 from vitrail import targets
@@ -239,3 +240,35 @@ def test_plain_projections_are_read_where_they_are_stored(name, monkeypatch):
         vitrail.explain(model, inputs, "tokentm", TABLE[name].target)
         assert bool(derived) is asked
         derived.clear()
+
+
+class TwoAnswers(nn.Module):
+    """Two encoders of texts of their own: the first class is read from one of them, the second from the other."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(20, 16)
+        self.left, self.right = (
+            nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, dropout=0, batch_first=True), 2)
+            for _ in range(2)
+        )
+        self.head = nn.Linear(16, 1)
+
+    def forward(self, input_ids, decoder_input_ids):
+        both = (self.left(self.words(input_ids))[:, 0], self.right(self.words(decoder_input_ids))[:, 0])
+        return torch.cat([self.head(x) for x in both], dim=1)
+
+
+@pytest.mark.parametrize("method", ["gae", "rollout"])
+def test_a_class_that_reads_one_of_two_sequences_is_told_by_a_pass_whose_results_are_cut(method, counted):
+    model = TwoAnswers().double().eval()
+    inputs = {"input_ids": torch.arange(2, 8)[None], "decoder_input_ids": torch.arange(5, 14)[None]}
+    passes = counted(model)
+    vitrail.explain(model, inputs, method, 1)
+    passes.clear()
+    found = vitrail.explain(model, inputs, method, 0)
+    assert len(passes) == 3  # one that is known, one whose results are cut, and one that is walked over
+    alike(found, vitrail.explain(copy.deepcopy(model), inputs, method, 0))
+    assert bool((found.streams["decoder"].scores == 0).all())
+    assert bool(found.streams["text"].scores.any() if "text" in found.streams else found.scores.any())

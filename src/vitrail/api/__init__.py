@@ -2,30 +2,27 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import groupby
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from vitrail.api.attributions import attach_metadata, attribution_of, timed
+from vitrail.api.attributions import attach_metadata, attribution_of, timed, walk_requests
 from vitrail.api.requests import (
     MethodSpec,
     Request,
-    by_target,
     check_scalar,
-    instead,
-    on_streams,
+    default_on_several,
+    fallback_or_raise,
     read_request,
-    settled,
     wanted_by,
-    with_reason,
 )
-from vitrail.api.stream_gradients import check_level_at_inputs, is_gradient
-from vitrail.api.streams import explain_at_inputs, explain_streams, reads_changes
+from vitrail.api.stream_gradients import check_level_at_inputs, explain_at_inputs, is_gradient
+from vitrail.api.streams import explain_streams, reads_changes
 from vitrail.attribution import Attribution, Comparison
 from vitrail.capture.continuations import rows_read
 from vitrail.capture.forward import find_body, forward
@@ -51,41 +48,22 @@ from vitrail.errors import (
     VitrailError,
     suggest,
 )
-from vitrail.methods import (
-    DEFAULT_METHOD,
-    LAST_RESORT,
-    METHODS,
-    READABLE,
-)
+from vitrail.methods import DEFAULT_METHOD, METHODS, READABLE
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, led_by_text, read_inputs
 from vitrail.models.taking import FromFeatures, Prepared, check_target, generates, prepared
 from vitrail.relevance import Result
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
-from vitrail.relevance.walk import Events, walk_events
 from vitrail.targets import AnyTarget, as_target
 
 logger = logging.getLogger("vitrail")
 
-
-def at_inputs_instead(request: Request, error: SeamError, anatomy: Anatomy | None) -> Request:
-    """What stands in for a request where attention cannot be followed: itself or a gradient method, or the error.
-
-    Nothing stands in for the default where there is no attention, or where the caller's own anatomy is contradicted.
-    Where attention has no gradient, nothing stands in for any method: gradients at the inputs would leave it out.
-    """
-    if isinstance(error, CutGraphError):
-        raise error
-    if not is_gradient(request.entry.name):
-        last = [one for one in request.others if one.spec == LAST_RESORT]
-        if not last or anatomy is not None or isinstance(error, NoAttentionError):
-            raise error
-        return with_reason(read_request(*last[0]), str(error))
-    found = replace(request, at_inputs=str(error))
-    check_level_at_inputs(found)
-    logger.warning("%s is read at the inputs: %s", request.entry.name, error)
-    return found
+Question = tuple[MethodSpec, AnyTarget]
+"""A method, and the target that it explains."""
+Outcomes = tuple[str | None, Sequence[Attribution | VitrailError]]
+"""The model's fingerprint, where it was taken; for each request an attribution, or why its method does not apply."""
+Explain = Callable[[nn.Module, list[Request], ComputeSettings], Outcomes]
 
 
 def explain(  # noqa: PLR0913  (each is a choice of its own)
@@ -122,7 +100,7 @@ def explain(  # noqa: PLR0913  (each is a choice of its own)
         **options: the method's own options, see `vitrail.METHODS[method].options`.
     """
     settings = ComputeSettings(backend, chunk_rows, memory)
-    return _answer(model, prepared(model, inputs), [((method, options), target)], preset, settings, anatomy)[0]
+    return _explain_each(model, prepared(model, inputs), [((method, options), target)], preset, settings, anatomy)[0]
 
 
 def compare(  # noqa: PLR0913  (each is a choice of its own)
@@ -137,6 +115,7 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
     chunk_rows: int | None = None,
     memory: str = "auto",
     on_error: str = "raise",
+    targets: Sequence[AnyTarget] | None = None,
 ) -> Comparison:
     """Several methods on the same inputs, from one forward pass and one backward pass per target scalar.
 
@@ -154,6 +133,7 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
         memory: as for `explain`.
         on_error: `raise` the error of a method that fails, or `keep` the results of the others; `Comparison.failed`
             then holds the errors by the position of their methods.
+        targets: several targets in place of one; every method explains the first, then every method the next.
     """
     if on_error not in ON_ERROR:
         raise OptionError(f"unknown on_error={on_error!r}. {suggest(on_error, ON_ERROR)}")
@@ -163,27 +143,33 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
     methods = [methods] if isinstance(methods, str) else list(methods)
     if not methods:
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
+    if targets is not None and target is not None:
+        raise OptionError("target and targets were both given: name one target, or several.")
+    chosen = [target] if targets is None else list(targets)
+    if not chosen:
+        raise OptionError("targets is empty: name a target, or leave targets out.")
+    questions = [(method, one) for one in chosen for method in methods]
     settings = ComputeSettings(backend, chunk_rows, memory)
 
-    def run(methods: Sequence[MethodSpec]) -> list[Attribution]:
-        return _answer(model, given, [(method, target) for method in methods], preset, settings, anatomy)
+    def run(questions: Sequence[Question]) -> list[Attribution]:
+        return _explain_each(model, given, questions, preset, settings, anatomy)
 
-    return Comparison(run(methods)) if on_error == "raise" else _keeping(run, methods)
+    return Comparison(run(questions)) if on_error == "raise" else _keeping(run, questions)
 
 
 ON_ERROR = ("raise", "keep")
 
 
-def _keeping(run: Callable[[Sequence[MethodSpec]], list[Attribution]], methods: Sequence[MethodSpec]) -> Comparison:
+def _keeping(run: Callable[[Sequence[Question]], list[Attribution]], questions: Sequence[Question]) -> Comparison:
     """All methods from one recording; where one of them fails, each from its own, and the errors beside them."""
-    if len(methods) > 1:
+    if len(questions) > 1:
         with suppress(VitrailError):  # found again below, with the method it belongs to
-            return Comparison(run(methods))
+            return Comparison(run(questions))
     found: list[Attribution] = []
     failed: dict[int, VitrailError] = {}
-    for position, spec in enumerate(methods):
+    for position, question in enumerate(questions):
         try:
-            found += run([spec])
+            found += run([question])
         except VitrailError as error:
             failed[position] = error
     return Comparison(found, failed)
@@ -195,31 +181,15 @@ def _by_text(model: object, read: Inputs) -> Inputs:
     return led_by_text(read) if any(generates(one) for one in held) else read
 
 
-def explain_each(
-    model: object,
-    inputs: Any,  # noqa: ANN401  (see `vitrail.models.taking`)
-    method: str,
-    targets: Sequence[AnyTarget],
-    preset: str = "recommended",
-    *,
-    memory: str = "auto",
-    **options: Any,  # noqa: ANN401
-) -> Comparison:
-    """One method for several targets, from one forward pass and one backward pass for each; arguments as `explain`."""
-    spec = (method, options)
-    asked = [(spec, target) for target in targets]
-    return Comparison(_answer(model, prepared(model, inputs), asked, preset, ComputeSettings(memory=memory)))
-
-
-def _answer(
+def _explain_each(
     model: object,
     given: Prepared,
-    asked: Sequence[tuple[MethodSpec, AnyTarget]],
+    questions: Sequence[Question],
     preset: str,
     settings: ComputeSettings,
     anatomy: Anatomy | None = None,
 ) -> list[Attribution]:
-    """Every method for its target, in their order, on a shadow of the model; with where each result comes from."""
+    """Explain every target by its method, on a shadow of the model; say where each result comes from."""
     if current_transform() is not None:
         raise InputError(
             "an explanation cannot be computed inside of torch.vmap, torch.func.grad, jvp or another transform: its "
@@ -227,113 +197,131 @@ def _answer(
         )
     started, read = time.perf_counter(), read_inputs(given.inputs)
     read = _by_text(model, read) if read.shared else read
-    requests = [read_request(spec, preset, read, as_target(target)) for spec, target in asked]
-    if len(asked) > 1 and all(spec is asked[0][0] for spec, _ in asked):
-        # One method for several targets: what it needs of a forward pass is done once.
-        requests = [replace(one, plan=requests[0].plan, inputs=requests[0].inputs) for one in requests]
+    requests, first = list[Request](), dict[int, Request]()
+    for spec, target in questions:
+        request = read_request(spec, preset, read, as_target(target))
+        same = first.setdefault(id(spec), request)
+        if same is not request and same.entry is request.entry:  # its part of a forward pass is done once
+            request = replace(request, plan=same.plan, inputs=same.inputs)
+        requests.append(request)
     random = torch.get_rng_state()
     with shadow(model) as own:
         for request in requests if isinstance(own, FromFeatures) else ():
             check_target(own, request.target)
-        try:
-            identity, made = _by_attention(own, read, requests, settings, anatomy)
-        except SeamError as error:
-            check_all_apart(own, read)
-            identity, made = explain_at_inputs(own, [at_inputs_instead(one, error, anatomy) for one in requests])
+        identity, made = explain_requests(own, read, requests, settings, anatomy)
         draws = not torch.equal(random, torch.get_rng_state())
         origin = provenance(own, samples=read.batch, identity=identity, draws=draws)
         seconds = time.perf_counter() - started
     if len(made) == 1:  # all of the call is its own
         return [attach_metadata(made[0], given, read, origin, seconds=seconds, shared_seconds=0.0)]
-    shared = max(0.0, seconds - sum(one.provenance["seconds"] for one in made.values()))
-    return [attach_metadata(made[i], given, read, origin, shared_seconds=shared) for i in range(len(requests))]
+    shared = max(0.0, seconds - sum(one.provenance["seconds"] for one in made))
+    return [attach_metadata(one, given, read, origin, shared_seconds=shared) for one in made]
 
 
-def _by_attention(
+def explain_requests(
+    model: nn.Module, read: Inputs, requests: Sequence[Request], settings: ComputeSettings, anatomy: Anatomy | None
+) -> tuple[str | None, list[Attribution]]:
+    """Explain group after group; a request whose method does not apply waits again with the one that stands in.
+
+    Where other blocks run than earlier inputs had shown, they are found again, once, and all begins anew.
+    """
+    waiting, made = dict(enumerate(requests)), dict[int, Attribution]()
+    identity: str | None = None
+    blocks_are_new = False
+    while waiting:
+        group = waiting
+        try:
+            group, explain = _next_group(model, read, waiting, settings, anatomy)
+            known, outcomes = explain(model, list(group.values()), settings)
+        except SeamError as error:
+            if isinstance(error, OtherBlocksError) and not blocks_are_new:
+                forget(model)
+                waiting, made, blocks_are_new = dict(enumerate(requests)), {}, True
+                continue
+            known, outcomes = None, [error] * len(group)
+        identity = known or identity
+        if any(isinstance(outcome, SeamError) for outcome in outcomes):
+            check_all_apart(model, read)
+        for (i, request), outcome in zip(list(group.items()), outcomes, strict=True):
+            if isinstance(outcome, Attribution):
+                made[i] = outcome
+                del waiting[i]
+            else:
+                waiting[i] = _stand_in(request, outcome, anatomy)
+    return identity, [made[i] for i in range(len(requests))]
+
+
+def _stand_in(request: Request, error: VitrailError, anatomy: Anatomy | None) -> Request:
+    """Return what stands in for a request: another method, or itself at the inputs; or raise the error.
+
+    Where attention cannot be followed, gradient methods are read at the inputs. Nothing stands in for the default where
+    there is no attention, or where the caller's own anatomy is contradicted. Where attention has no gradient, nothing
+    stands in for any method: gradients at the inputs would leave it out.
+    """
+    if not isinstance(error, SeamError):
+        return fallback_or_raise(request, error)
+    if isinstance(error, CutGraphError) or request.reads_inputs:
+        raise error
+    if request.default is None and is_gradient(request.entry.name):
+        found = replace(request, at_inputs=str(error), reads_inputs=True)
+        check_level_at_inputs(found)
+        logger.warning("%s is read at the inputs: %s", request.entry.name, error)
+        return found
+    if anatomy is not None or isinstance(error, NoAttentionError):
+        raise error
+    return fallback_or_raise(request, error, "no attention")
+
+
+def _next_group(
     model: nn.Module,
     read: Inputs,
-    requests: list[Request],
+    waiting: Mapping[int, Request],
     settings: ComputeSettings,
     anatomy: Anatomy | None,
-    *,
-    again: bool = False,
-) -> tuple[str | None, dict[int, Attribution]]:
-    """Every request answered by what attention shows; again where other blocks run than earlier inputs had found."""
-    try:
-        if has_streams(model, read, anatomy):
-            check_memory(settings, "a model with several streams")
-            if any(is_gradient(one.entry.name) for one in requests):
-                check_apart(model, read)  # of others the pass that is measured says it
-            return explain_streams(model, [on_streams(one) for one in requests], settings)
-        body = find_body(model, anatomy, read)
-        answer = _on_one_stream if body.loose is None else _without_blocks
-        return answer(model, body, requests, settings)
-    except OtherBlocksError:
-        if again:
-            raise
-    forget(model)
-    return _by_attention(model, read, requests, settings, anatomy, again=True)
+) -> tuple[dict[int, Request], Explain]:
+    """Return requests that share passes, by their position, and the function that explains them.
 
-
-def _on_one_stream(
-    model: nn.Module, body: Body, requests: list[Request], settings: ComputeSettings
-) -> tuple[str | None, dict[int, Attribution]]:
-    """Every request answered: procedures one by one, all else from one pass for each form of the inputs."""
-    made: dict[int, Attribution] = {}
-    identity: str | None = None
-    requests = [settled(r, model, body) if isinstance(r.plan, RerunMethod) else r for r in requests]
-    for _, same in groupby(range(len(requests)), key=lambda i: id(requests[i].plan)):
-        group = list(same)
-        plan = requests[group[0]].plan
-        if isinstance(plan, RerunMethod):
-            if plan.pass_options.graph:
-                check_memory(settings, requests[group[0]].entry.name)
-            try:
-                begun = time.perf_counter()
-                found = _rerun(model, body, [requests[i] for i in group], plan, settings)
-                spent = time.perf_counter() - begun
-                made |= {i: timed(one, spent) for i, one in zip(group, found, strict=True)}
-            except (RuleError, OptionError, MethodError) as error:  # what has no rule, or no word embeddings
-                for i in group:
-                    requests[i] = instead(requests[i], error)
-    order = sorted(set(range(len(requests))) - set(made), key=lambda i: id(requests[i].inputs))
-    for _, group in groupby(order, key=lambda i: id(requests[i].inputs)):
-        indices = list(group)
-        identity, found = _walk(model, body, [requests[i] for i in indices], settings)
-        made |= dict(zip(indices, found, strict=True))
-    return identity, made
-
-
-def _without_blocks(
-    model: nn.Module, body: Body, requests: list[Request], settings: ComputeSettings
-) -> tuple[str | None, dict[int, Attribution]]:
-    """Every request answered where no module is a block: what blocks would show is measured as on several streams."""
-    at_inputs = [is_gradient(one.entry.name) and one.options.get("level") == BETWEEN for one in requests]
-    apart = [i for i, one in enumerate(requests) if reads_changes(one) or (at_inputs[i] and one.level is None)]
-    rest = [i for i in range(len(requests)) if i not in apart]
-    if apart:
-        check_memory(settings, "a model whose blocks are no modules")
-        refusal = structure_of(model, requests[0].inputs, body).refusal
-        if refusal is not None and any(reads_changes(requests[i]) for i in apart):  # such as attention side by side
-            raise SeamError(refusal)
-    moved = [replace(requests[i], at_inputs=body.loose if at_inputs[i] else None) for i in apart]
-    identity, found = explain_streams(model, moved, settings) if apart else (None, {})
-    made = {i: found[place] for place, i in enumerate(apart)}
-    if rest:
-        identity, found = _on_one_stream(model, body, [requests[i] for i in rest], settings)
-        made |= {i: found[place] for place, i in enumerate(rest)}
-    return identity, made
+    Methods that make their own passes come first, so that a walk that stands in for one shares the pass of others.
+    """
+    if at_inputs := {i: one for i, one in waiting.items() if one.reads_inputs}:
+        return at_inputs, explain_at_inputs
+    if has_streams(model, read, anatomy):
+        check_memory(settings, "a model with several streams")
+        if any(is_gradient(one.entry.name) for one in waiting.values()):
+            check_apart(model, read)  # of others the pass that is measured says it
+        return {i: default_on_several(one) for i, one in waiting.items()}, explain_streams
+    body = find_body(model, anatomy, read)
+    if body.loose is not None and (apart := {i: one for i, one in waiting.items() if _reads_blocks(one)}):
+        return apart, partial(_without_blocks, body)
+    for one in waiting.values():
+        if isinstance(one.plan, RerunMethod):
+            return {i: x for i, x in waiting.items() if x.plan is one.plan}, partial(_rerun, body)
+    first = next(iter(waiting.values()))
+    return {i: one for i, one in waiting.items() if one.inputs is first.inputs}, partial(_walk, body)
 
 
 BETWEEN = "embedding_output"
 """The level of what enters the first block."""
 
 
-def _with_reach(result: Result, run: Pass, part: Scalar) -> Result:
-    """Add which tokens can reach the scalar, unless the method follows other rows and says so itself."""
-    if result.reached is not None or not run.masked:
-        return result
-    return replace(result, reached=run.reached(part))
+def _is_between(request: Request) -> bool:
+    """Return True if a method reads gradients at what enters the first block."""
+    return is_gradient(request.entry.name) and request.options.get("level") == BETWEEN
+
+
+def _reads_blocks(request: Request) -> bool:
+    """Return True if a method reads what blocks would show, unless the user named the level."""
+    return reads_changes(request) or (_is_between(request) and request.level is None)
+
+
+def _without_blocks(body: Body, model: nn.Module, requests: list[Request], settings: ComputeSettings) -> Outcomes:
+    """Explain where no module is a block: what blocks would show is measured as on several streams."""
+    check_memory(settings, "a model whose blocks are no modules")
+    refusal = structure_of(model, requests[0].inputs, body).refusal
+    if refusal is not None and any(map(reads_changes, requests)):  # such as attention side by side
+        raise SeamError(refusal)
+    moved = [replace(one, at_inputs=body.loose) if _is_between(one) else one for one in requests]
+    return explain_streams(model, moved, settings)
 
 
 def check_memory(settings: ComputeSettings, what: str) -> None:
@@ -345,45 +333,47 @@ def check_memory(settings: ComputeSettings, what: str) -> None:
         )
 
 
-def _walk(
-    model: nn.Module, body: Body, requests: list[Request], settings: ComputeSettings
-) -> tuple[str, list[Attribution]]:
-    """One forward pass, then one backward pass for every scalar that any of the requests differentiates.
+def _walk(body: Body, model: nn.Module, requests: list[Request], settings: ComputeSettings) -> Outcomes:
+    """Explain in one forward pass, and one backward pass for every scalar that any of the requests differentiates.
 
-    The model's fingerprint comes with it: it is taken while a GPU is still busy, before anything waits for numbers.
+    The model's fingerprint is taken while a GPU is still busy, before anything waits for numbers.
     """
     begun, inputs = time.perf_counter(), requests[0].inputs
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
     wanted = requests[0].wanted if len(requests) == 1 else wanted_by([request.plan for request in requests])
     with forward(model, inputs, body, wanted, settings, lean=True, rows=rows) as run:
-        jobs = [(part, group) for target, group in by_target(requests) for part in run.parts(target)]
-        found: dict[Request, list[tuple[Scalar, Result]]] = {request: [] for request in requests}
-        used: dict[Request, set[str]] = {request: set() for request in requests}
-        spent = dict.fromkeys(requests, 0.0)
-        for job, (part, group) in enumerate(jobs):
-            for request in group if part.target.name == "answer_span" else ():
-                check_scalar(request)
-            plans = [request.plan for request in group if not isinstance(request.plan, RerunMethod)]
-            own = wanted if len(group) == len(requests) else wanted_by([request.plan for request in group])
-            events = Events(run.events(part, own, again=job + 1 < len(jobs), shared=len(group) > 1))
-            for request, one in zip(group, walk_events(plans, events), strict=True):
-                result = replace(one.result, reached=run.reached(part)) if run.masked else one.result
-                found[request].append((part, result))
-                used[request] |= one.backends
-                spent[request] += one.seconds
+        found = walk_requests(run, requests, wanted)
         identity = fingerprint(model)
         made = []
-        for request in requests:
+        for request, one in found.items():
             if len(requests) > 1:  # else both passes are its own
-                begun = time.perf_counter() - spent[request]
-            made.append(attribution_of(request, found[request], run, backends=used[request], begun=begun))
+                begun = time.perf_counter() - one.seconds
+            made.append(attribution_of(request, one.results, run, backends=one.backends, begun=begun))
         return identity, made
 
 
-def _rerun(
+def _rerun(body: Body, model: nn.Module, requests: list[Request], settings: ComputeSettings) -> Outcomes:
+    """Explain by a method that makes its own passes, or return why it does not apply."""
+    procedure, begun = requests[0].plan, time.perf_counter()
+    assert isinstance(procedure, RerunMethod)
+    try:
+        procedure.check(model, body, requests[0].inputs)
+    except VitrailError as error:
+        return None, [error] * len(requests)
+    if procedure.pass_options.graph:
+        check_memory(settings, requests[0].entry.name)
+    try:
+        made = _run_procedure(model, body, requests, procedure, settings)
+    except (RuleError, OptionError, MethodError) as error:  # what has no rule, or no word embeddings
+        return None, [error] * len(requests)
+    spent = time.perf_counter() - begun
+    return None, [timed(one, spent) for one in made]
+
+
+def _run_procedure(
     model: nn.Module, body: Body, requests: list[Request], procedure: RerunMethod, settings: ComputeSettings
 ) -> list[Attribution]:
-    """A pass as the method asks for it, and the procedure on each scalar of each request."""
+    """Make a pass as the method asks for it, and follow the procedure on each scalar of each request."""
     double = torch.float64 in dtypes_of(model)
     inputs, made = requests[0].inputs, []
     rows = None if inputs.ids is None else rows_read([request.target for request in requests], inputs)
@@ -397,9 +387,15 @@ def _rerun(
                     if part.target.name == "answer_span":
                         check_scalar(request)
                     runner = Runner(model, run.capture.body, inputs, run, part, settings)
-                    result = procedure.explain(runner)
-                    found.append((part, _with_reach(result, run, part)))
+                    found.append((part, _with_reach(procedure.explain(runner), run, part)))
             dtype = torch.float64 if double else torch.float32
             run.settle()  # what reads nothing is said before a map of zeros is
             made.append(attribution_of(request, found, run, backends=used, dtype=dtype))
     return made
+
+
+def _with_reach(result: Result, run: Pass, part: Scalar) -> Result:
+    """Add which tokens can reach the scalar, unless the method follows other rows and says so itself."""
+    if result.reached is not None or not run.masked:
+        return result
+    return replace(result, reached=run.reached(part))

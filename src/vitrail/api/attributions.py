@@ -1,9 +1,9 @@
-"""Build an `Attribution` of what a method found: scores with the tokens they belong to, and where they come from."""
+"""Walk over the recording of a pass, and build an `Attribution`: scores with their tokens, and where they come from."""
 
 import time
 import weakref
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import inf
 from types import MappingProxyType
@@ -13,14 +13,20 @@ import torch
 from torch import Tensor
 
 from vitrail.api.bounds import DROPPED, OF_TOKENS, PADDING_IS_READ, UNSHOWN, explain_sizes, hold_to_reach, reads_padding
-from vitrail.api.requests import Request
+from vitrail.api.requests import Request, by_target, check_scalar, wanted_by
 from vitrail.attribution import Attribution, SeenPictures, class_titles
 from vitrail.capture.outputs import Scalar
+from vitrail.capture.pass_options import Wanted
 from vitrail.capture.passes import Pass
+from vitrail.capture.reach import pass_down
+from vitrail.capture.recording import Layer
+from vitrail.capture.stream_passes import StreamPass
 from vitrail.capture.structure.origins import signal_kind
 from vitrail.models.inputs import Inputs, patch_sums
 from vitrail.models.taking import Prepared
-from vitrail.relevance import Result
+from vitrail.relevance import Result, Walk
+from vitrail.relevance.runner import RerunMethod
+from vitrail.relevance.walk import walk_events
 from vitrail.targets import Target
 
 ARRAY = "array of {}"
@@ -77,6 +83,55 @@ def build_attribution(
         heads=maps.get("heads"),
         **vars(labels),
     )
+
+
+@dataclass(eq=False)
+class WalkOutcome:
+    """What the walk of a request has found: a result for each scalar of its target."""
+
+    results: list[tuple[Scalar, Result]] = field(default_factory=list)
+    backends: set[str] = field(default_factory=set)
+    seconds: float = 0.0
+
+
+def walk_requests(run: Pass | StreamPass, requests: list[Request], wanted: Wanted) -> dict[Request, WalkOutcome]:
+    """Walk over the recording of a pass, once for every scalar that any of the requests differentiates.
+
+    Args:
+        wanted: what all the requests read of the pass.
+    """
+    groups = by_target(requests) if len(requests) > 1 else [(one.target, requests) for one in requests]
+    jobs = [(part, group) for target, group in groups for part in run.parts(target)]
+    found = {request: WalkOutcome() for request in requests}
+    for job, (part, group) in enumerate(jobs):
+        for request in group if part.target.name == "answer_span" else ():
+            check_scalar(request)
+        plans = [request.plan for request in group if not isinstance(request.plan, RerunMethod)]
+        own = wanted if len(group) == len(requests) else wanted_by([request.plan for request in group])
+        events = run.events(part, own, again=job + 1 < len(jobs), shared=len(group) > 1)
+        if isinstance(run, StreamPass) and run.masked:
+            *walked, marks = walk_events([*plans, REACH], events)
+            reached = None if marks.result.scores is None else marks.result.scores > 0
+        else:
+            walked = walk_events(plans, events)
+            reached = run.reached(part) if isinstance(run, Pass) and run.masked else None
+        for request, one in zip(group, walked, strict=True):
+            found[request].results.append((part, replace(one.result, reached=reached)))
+            found[request].backends |= one.backends
+            found[request].seconds += one.seconds
+    return found
+
+
+def _pass_reach(rows: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
+    """Mark the keys that queries which can reach the answer may see."""
+    found, seen, keys = rows > 0, layer.visible, layer.valid.shape[1]
+    if seen is None:
+        return rows, found.any(dim=1, keepdim=True).to(rows).expand(-1, keys)
+    return rows, pass_down(found, seen.any(dim=1).expand(-1, -1, keys)).to(rows)
+
+
+REACH = Walk(_pass_reach, needs=frozenset())
+"""Tokens that can reach what is read, by what attention lets pass, get more than zero."""
 
 
 def add_scalars(found: list[tuple[Scalar, Result]], names: Iterable[str]) -> dict[str, Tensor]:

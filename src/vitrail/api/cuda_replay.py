@@ -36,7 +36,7 @@ from vitrail.models.taking import Prepared, every_module, taken
 from vitrail.relevance import Result
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
-from vitrail.relevance.walk import Events, walk_events
+from vitrail.relevance.walk import walk_events
 from vitrail.targets import FORMULAS, SCALARS, Target, as_target
 
 logger = logging.getLogger("vitrail")
@@ -210,7 +210,7 @@ class ExplanationGraph:
                 if isinstance(plan, RerunMethod):
                     result = plan.explain(Runner(own, run.capture.body, request.inputs, run, part, settings))
                 else:
-                    (made,) = walk_events([plan], Events(run.events(part, wanted, again=False)))
+                    (made,) = walk_events([plan], run.events(part, wanted, again=False))
                     result = made.result
                 if result.reached is None:
                     result = replace(result, reached=run.reached(part))

@@ -1,23 +1,65 @@
-"""Requests: a method with its options, made ready to run; what the default is, and what stands in for it."""
+"""Requests: a method with its options, made ready to run; where none is named, the first that applies."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitrail.capture.pass_options import Wanted
 from vitrail.errors import MethodError, TargetError, VitrailError, suggest
-from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, DEFAULT_ON_STREAMS, LAST_RESORT, METHODS, PREFERRED, Method
-from vitrail.models.anatomy import Body
+from vitrail.methods import DEFAULT_METHOD, DEFAULTS, METHODS, Method
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import LayerReader, Walk
 from vitrail.relevance.runner import RerunMethod
 from vitrail.targets import AnyTarget, Target, with_scalar
 
+logger = logging.getLogger("vitrail")
+
 MethodSpec = str | tuple[str, Mapping[str, Any]]
+AnyScalar = Target | Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Default:
+    """The methods that may explain where none is named.
+
+    Args:
+        case: a name of `DEFAULTS`, which says in what order.
+        left: the options and the preset of each method that has not failed.
+        inputs, target: what is explained.
+        reasons: why methods that come before do not explain.
+    """
+
+    case: str
+    left: Mapping[str, tuple[Mapping[str, Any], str]]
+    inputs: Inputs
+    target: AnyScalar
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> str | None:
+        """The first method that may explain; None if there is none."""
+        return next((name for name in DEFAULTS[self.case] if name in self.left), None)
+
+    def without(self, name: str | None, reason: str, case: str | None = None) -> "Default":
+        """Return what is left without a method, with the reason; in another case, earlier reasons say nothing."""
+        left = {other: given for other, given in self.left.items() if other != name}
+        reasons = (*self.reasons, reason) if case is None else (reason,)
+        return replace(self, case=case or self.case, left=left, reasons=reasons)
+
+    def request(self) -> "Request":
+        """Return the request of the best method; say why it stands in for another one, if it does."""
+        assert self.best is not None
+        options, preset = self.left[self.best]
+        found = read_request((self.best, options), preset, self.inputs, self.target)
+        if self.reasons:
+            logger.warning("no method was named, and %s explains: %s", self.best, self.reasons[-1])
+        return replace(
+            found, default=self, reason=" ".join(self.reasons) or None, reads_inputs=self.case == "no attention"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,11 +67,11 @@ class Request:
     """One method with all its options, on inputs prepared for it.
 
     Args:
-        others: what stands in for it where it does not apply, in this order; none where the user asked for it by name.
-        on_streams: what the default is instead on several streams of tokens, and what stands in for that.
+        default: the methods that may explain in its place; None where the user asked for it by name.
         reason: why it stands in for another one, if it does.
         level: where the user asked for relevance to be read; None where the method's own level is taken.
         at_inputs: why gradients are read at the inputs and not at the method's own level, if they are.
+        reads_inputs: whether they are read there because attention cannot be followed.
         wanted: what it reads of a pass.
         differentiates: whether the method reads any gradient.
     """
@@ -41,17 +83,17 @@ class Request:
     plan: Walk | LayerReader | RerunMethod
     wanted: Wanted
     inputs: Inputs
-    target: Target | Callable[[Tensor], Tensor]
+    target: AnyScalar
     scalar_given: bool = False
-    others: "tuple[Candidate, ...]" = ()
-    on_streams: "tuple[Candidate, ...]" = ()
+    default: Default | None = None
     reason: str | None = None
     level: str | None = None
     at_inputs: str | None = None
+    reads_inputs: bool = False
     differentiates: bool = True
 
 
-def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]) -> Request:
+def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: AnyScalar) -> Request:
     """A method by name, or by name and options, made ready to run; for the default, the best one that applies."""
     match spec:
         case str(name):
@@ -62,7 +104,7 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: Target |
             raise _unknown(spec)
     preset = given.pop("preset", preset)
     if name == DEFAULT_METHOD:
-        return _default(given, preset, inputs, target)
+        return read_default(given, preset, inputs, target).request()
     if name not in METHODS:
         raise _unknown(name)
     # Others than plain options may be large, or change.
@@ -150,9 +192,9 @@ def wanted_by(plans: Sequence[Walk | LayerReader | RerunMethod]) -> Wanted:
     return replace(wanted, early=reads, passing=needs - late if reads else frozenset())
 
 
-def by_target(requests: Sequence[Request]) -> list[tuple[Target | Callable[[Tensor], Tensor], list[Request]]]:
+def by_target(requests: Sequence[Request]) -> list[tuple[AnyScalar, list[Request]]]:
     """Requests that share a scalar share a backward pass; those without gradients join the first."""
-    groups: list[tuple[Target | Callable[[Tensor], Tensor], list[Request]]] = []
+    groups: list[tuple[AnyScalar, list[Request]]] = []
     # Sorting is stable: those that differentiate come first, in their order.
     for request in sorted(requests, key=lambda r: not r.differentiates):
         fitting = (group for target, group in groups if _joins(request, target))
@@ -165,58 +207,50 @@ def by_target(requests: Sequence[Request]) -> list[tuple[Target | Callable[[Tens
 
 
 def _joins(request: Request, target: AnyTarget) -> bool:
-    """Whether a request can be read beside this target: it is its own, or only its gradients would tell them apart."""
-    spans = any(isinstance(one, Target) and one.name == "continuation" for one in (target, request.target))
-    return target == request.target or (not request.differentiates and not spans)
+    """Return True if a request can share this target's backward pass: the class is its own, and so is the gradient."""
+    if target == request.target or request.differentiates:
+        return target == request.target
+    both = [one for one in (target, request.target) if isinstance(one, Target) and one.name != "continuation"]
+    return len(both) == 2 and (both[0].first, both[0].second) == (both[1].first, both[1].second)
 
 
-logger = logging.getLogger("vitrail")
-
-
-class Candidate(NamedTuple):
-    """A method that the default may be, as `read_request` takes it."""
-
-    spec: MethodSpec
-    preset: str
-    inputs: Inputs
-    target: Target | Callable[[Tensor], Tensor]
-
-
-def first_of(candidates: Sequence[Candidate], on_streams: Sequence[Candidate] = ()) -> Request:
-    """The first of the candidates; the others stand in for it, in their order."""
-    found = read_request(*candidates[0])
-    return replace(found, others=tuple(candidates[1:]), on_streams=tuple(on_streams))
-
-
-def _default(
-    given: Mapping[str, Any], preset: str, inputs: Inputs, target: Target | Callable[[Tensor], Tensor]
-) -> Request:
-    """The best method with these options, and what stands in where it does not apply."""
-    if isinstance(target, Target) and target.name in DEFAULT_OF:
+def read_default(given: Mapping[str, Any], preset: str, inputs: Inputs, target: AnyScalar) -> Default:
+    """Return the methods that may explain with these options."""
+    if isinstance(target, Target) and target.name == "continuation":
         return _default_of_answers(given, preset, inputs, target)
-    best, second = (Candidate((name, given), preset, inputs, target) for name in PREFERRED)
-    known = {name: preset in {"recommended", *METHODS[name].presets} for name in PREFERRED}
-    if known[PREFERRED[1]] and not known[PREFERRED[0]]:
-        return with_reason(read_request(*second), f"{PREFERRED[0]} has no preset {preset!r}.")
+    best, walk, last = DEFAULTS["prediction"]
+    default = Default("prediction", {best: (given, preset)}, inputs, target)
+    if _has_preset(walk, preset) and not _has_preset(best, preset):
+        left = {**default.left, walk: (given, preset)}
+        return replace(default, left=left).without(best, f"{best} has no preset {preset!r}.")
     # Options are those of the best method: where they are given, no other can stand in.
-    others = () if given or not known[PREFERRED[1]] else (second, _last_resort(second))
-    return first_of([best, *others], () if given else _on_streams(second, others))
+    if given or not _has_preset(walk, preset):
+        return default
+    others = {name: ({}, preset) for name in (DEFAULTS["several sequences"][0], walk) if _has_preset(name, preset)}
+    return replace(default, left={**default.left, **others, last: ({}, "recommended")})
 
 
-def _default_of_answers(given: Mapping[str, Any], preset: str, inputs: Inputs, target: Target) -> Request:
-    """The best method for answers, and the walk that stands in; passages are named to those that know them."""
-    best, second = DEFAULT_OF[target.name]
+def _default_of_answers(given: Mapping[str, Any], preset: str, inputs: Inputs, target: Target) -> Default:
+    """Return the methods that may explain an answer; passages are named to those that know them."""
+    best, walk, last = DEFAULTS["answer"]
     rest = {name: value for name, value in given.items() if name != "sources"}
-    walk = Candidate((second, rest), preset, inputs, target)
-    others = (walk, _last_resort(walk))
-    streams = () if rest else _on_streams(walk, others)
-    named = preset in {"recommended", *METHODS[best].presets} and rest.keys() <= METHODS[best].options.keys()
+    left = {walk: (rest, preset), last: ({}, "recommended")}
+    on_several = DEFAULTS["several sequences"][0]
+    if not rest and _has_preset(on_several, preset):
+        left[on_several] = {}, preset
+    default = Default("answer", left, inputs, target)
+    named = _has_preset(best, preset) and rest.keys() <= METHODS[best].options.keys()
     if not named or inputs.kind not in METHODS[best].inputs:
-        return first_of(others, streams)
+        return default
     if (tokens := inputs.shown.shape[1]) > LONGEST_ANSWER:
         why = f"{best} is the default for answers in texts of at most {LONGEST_ANSWER} tokens; this one has {tokens}."
-        return with_reason(first_of(others, streams), why)
-    return first_of([Candidate((best, given), preset, inputs, target), *(() if rest else others)], streams)
+        return default.without(best, why)
+    return replace(default, left={best: (given, preset), **({} if rest else left)})
+
+
+def _has_preset(name: str, preset: str) -> bool:
+    """Return True if a method has a preset; all have the recommended one."""
+    return preset in {"recommended", *METHODS[name].presets}
 
 
 LONGEST_ANSWER = 4096
@@ -224,48 +258,27 @@ LONGEST_ANSWER = 4096
 of attention, and longer texts are explained by the walk, which was measured on them (docs/answers.md)."""
 
 
-def _last_resort(candidate: Candidate) -> Candidate:
-    """The gradient method that stands in where attention cannot be followed."""
-    return candidate._replace(spec=LAST_RESORT, preset="recommended")
+def fallback_or_raise(request: Request, error: VitrailError, case: str | None = None) -> Request:
+    """Return the request of the next method that may explain, or raise the error where there is none.
 
-
-def _on_streams(candidate: Candidate, others: Sequence[Candidate]) -> Sequence[Candidate]:
-    """What the default is on several streams, and what stands in where a rule is missing; none for other presets."""
-    if candidate.preset not in {"recommended", *METHODS[DEFAULT_ON_STREAMS].presets}:
-        return ()
-    return candidate._replace(spec=DEFAULT_ON_STREAMS), *others
-
-
-def on_streams(request: Request) -> Request:
-    """The request, or what the default is on several streams."""
-    if not request.on_streams:
-        return request
-    best = DEFAULT_OF.get(getattr(request.target, "name", ""), PREFERRED)[0]
-    return with_reason(
-        first_of(request.on_streams),
-        f"{best} is defined on one stream of tokens. On several, {DEFAULT_ON_STREAMS} found planted tokens most often "
-        "(docs/streams.md).",
-    )
-
-
-def settled(request: Request, model: nn.Module, body: Body) -> Request:
-    """The request, or what stands in for it, if its method does not apply to the model and the inputs."""
-    assert isinstance(request.plan, RerunMethod)
-    try:
-        request.plan.check(model, body, request.inputs)
-    except VitrailError as error:
-        return instead(request, error)
-    return request
-
-
-def instead(request: Request, error: VitrailError) -> Request:
-    """What stands in for a request that cannot be done, or the reason as an error."""
-    if not request.others:
+    Args:
+        case: the case of `DEFAULTS` that holds from now on, if it is another one.
+    """
+    if request.default is None:
         raise error
-    return with_reason(first_of(request.others), str(error))
+    left = request.default.without(request.entry.name, str(error), case)
+    if left.best is None:
+        raise error
+    return left.request()
 
 
-def with_reason(request: Request, reason: str) -> Request:
-    """A request that stands in for another one, with the reason, which is logged."""
-    logger.warning("no method was named, and %s explains: %s", request.entry.name, reason)
-    return replace(request, reason=reason)
+def default_on_several(request: Request) -> Request:
+    """Return the request, or that of the best method on several sequences where none was named."""
+    default, case = request.default, "several sequences"
+    if default is None or default.case == case or DEFAULTS[case][0] not in default.left:
+        return request
+    why = (
+        f"{DEFAULTS[default.case][0]} is defined on one stream of tokens. On several, {DEFAULTS[case][0]} found "
+        "planted tokens most often (docs/streams.md)."
+    )
+    return default.without(None, why, case).request()

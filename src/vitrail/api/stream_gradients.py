@@ -1,5 +1,6 @@
 """Gradient methods on models with several streams: one attribution for each of the model's inputs."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.api.attributions import TokenLabels, build_attribution
+from vitrail.api.attributions import TokenLabels, build_attribution, timed
 from vitrail.api.bounds import with_zeros
 from vitrail.api.requests import Request
 from vitrail.attribution import Attribution
@@ -20,6 +21,7 @@ from vitrail.capture.input_gradients import (
     texts_of,
 )
 from vitrail.capture.outputs import Scalar
+from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.residuals import MORE
 from vitrail.capture.stream_checks import measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, ShownStream, one_of_each, text_rows
@@ -154,6 +156,26 @@ def _rows_of(model: nn.Module, inputs: Inputs, given: str, values: Tensor, part:
     if rows is not None or compares:
         return rows
     return one_of_each((values != 0).flatten(1).any(dim=1), inputs.batch)  # each sample has texts of its own
+
+
+def explain_at_inputs(
+    model: nn.Module,
+    requests: list[Request],
+    settings: ComputeSettings | None = None,
+    shown: Sequence[ShownStream] | None = None,
+) -> tuple[None, list[Attribution]]:
+    """Explain by gradient methods at the inputs of the model, whatever is inside it.
+
+    Args:
+        settings: those of passes over blocks, of which there are none.
+        shown: the streams where they have been measured already.
+    """
+    found = []
+    for request in requests:
+        begun = time.perf_counter()
+        shown = shown_streams(model, request.inputs) if shown is None else shown
+        found.append(timed(explain_inputs(model, request, shown), time.perf_counter() - begun))
+    return None, found
 
 
 def shown_streams(model: nn.Module, inputs: Inputs) -> list[ShownStream]:

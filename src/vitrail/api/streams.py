@@ -1,68 +1,56 @@
 """Explanations of models with several streams of tokens, or whose tokens change between blocks."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.api.attributions import TokenLabels, add_scalars, build_attribution, timed
+from vitrail.api.attributions import TokenLabels, add_scalars, build_attribution, timed, walk_requests
 from vitrail.api.bounds import DROPPED, UNSHOWN, credits_unreachable, drop_unreachable, with_zeros
-from vitrail.api.requests import Request, by_target, instead
-from vitrail.api.stream_gradients import explain_inputs, is_gradient, shown_streams
+from vitrail.api.requests import Request, wanted_by
+from vitrail.api.stream_gradients import explain_at_inputs, is_gradient
 from vitrail.attribution import Attribution
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
-from vitrail.capture.reach import pass_down
-from vitrail.capture.recording import Layer, Readout
-from vitrail.capture.seams import AttentionCall
-from vitrail.capture.stream_checks import (
-    KnownPass,
-    hidden_tokens,
-    known_places,
-    known_streams,
-    measured_streams,
-    remember_plain,
-)
+from vitrail.capture.stream_checks import measured_streams
 from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
-from vitrail.capture.stream_passes import StreamPass, last_results, read_answer, readout, stream_forward
+from vitrail.capture.stream_passes import StreamPass, UnknownReadout
+from vitrail.capture.stream_recording import record_streams
 from vitrail.capture.streams import Streams, Transition
 from vitrail.capture.structure.origins import signal_kind
-from vitrail.capture.structure.projections import Unknown
-from vitrail.capture.structure.stream_updates import FoundUpdates, ReadPass, StreamUpdates, find_updates, read_updates
 from vitrail.errors import MethodError, RuleError, SeamError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.inputs import Inputs
-from vitrail.models.taking import generates
-from vitrail.relevance import Walk
-from vitrail.relevance.walk import Events, Result, walk_events
+from vitrail.relevance import Result, Walk
 
 SHARES = "tokens that are merged, pooled or projected share the relevance of what they make equally"
 
 
 def explain_streams(
     model: nn.Module, requests: list[Request], settings: ComputeSettings
-) -> tuple[str, dict[int, Attribution]]:
-    """Every request answered from one pass that is measured and one that is differentiated."""
-    walking = [i for i, request in enumerate(requests) if not is_gradient(request.entry.name)]
-    shown, made = _streams_of_default(model, requests), {}
+) -> tuple[str, list[Attribution | VitrailError]]:
+    """Explain over several sequences of tokens, or return why a method does not apply; walks share their passes."""
+    walking = [request for request in requests if not is_gradient(request.entry.name)]
+    shown, made = _streams_of_default(model, requests), dict[Request, Attribution | VitrailError]()
     if walking:
-        shown, found = _walks(model, [requests[i] for i in walking], settings)
-        made = dict(zip(walking, found, strict=True))
-    for i in (i for i in range(len(requests)) if i not in walking):
+        shown, found = _walk_streams(model, walking, settings)
+        made |= dict(zip(walking, found, strict=True))
+    for request in requests:
+        if request in made:
+            continue
         try:
-            _, found = explain_at_inputs(model, [requests[i]], shown)
+            made[request] = explain_at_inputs(model, [request], shown=shown)[1][0]
         except RuleError as error:  # an operation that the method has no rule for
-            _, found = explain_streams(model, [instead(requests[i], error)], settings)
-        made[i] = found[0]
-    return fingerprint(model), made
+            made[request] = error
+    return fingerprint(model), [made[request] for request in requests]
 
 
 def _streams_of_default(model: nn.Module, requests: list[Request]) -> list[ShownStream] | None:
     """The streams, or the reason as an error why there are none, where the default explains; else None."""
-    inputs = [one.inputs for one in requests if is_gradient(one.entry.name) and one.others]
+    inputs = [one.inputs for one in requests if is_gradient(one.entry.name) and one.default is not None]
     if not inputs:
         return None
     with measured_streams(model, inputs[0]) as found:
@@ -70,181 +58,34 @@ def _streams_of_default(model: nn.Module, requests: list[Request]) -> list[Shown
         return found.shown
 
 
-def _walks(
-    model: nn.Module, requests: list[Request], settings: ComputeSettings
-) -> tuple[list[ShownStream], list[Attribution]]:
-    """The streams, and the result of every method that walks over them: from one pass if they are known."""
-    known = _walks_known(model, requests, settings)
-    return _walks_measured(model, requests, settings) if known is None else known
-
-
-def _walks_known(
-    model: nn.Module, requests: list[Request], settings: ComputeSettings
-) -> tuple[list[ShownStream], list[Attribution]] | None:
-    """The same from one pass, in which a pass that was measured is known again; None where it is not."""
-    begun, inputs = time.perf_counter(), requests[0].inputs
-    adds = any(reads_changes(request) for request in requests)
-    places = known_places(model, inputs, changes=adds)
-    if places is None:
-        return None
-    with stream_forward(model, inputs, *places) as plain:
-        met = known_streams(plain, model)
-        if met is None:
-            return None
-        known, changing = met
-        found, where, made = known.found, known.where, dict[Request, Attribution]()
-        if found.refusal is not None or any(_refusal(one, found.shown, None) is not None for one in requests):
-            return None
-        changed = _known_changes(known, changing, plain.calls) if adds else None
-        if adds and changed is None:
-            return None
-        run = plain.on(found.streams, changed)
-        for target, group in by_target(requests):
-            needs = any(request.differentiates for request in group)
-            scalars = [
-                (part, run.gradients(part, None if needs else where.calls)) for part in run.answer.scalars(target)
-            ]
-            starts = [run.read_off(part, gradients, where, found.samples) for part, gradients in scalars]
-            rows = [one for one in starts if one is not None]
-            if len(rows) < len(starts) or _lacks_norms(group, rows):
-                return None
-            results = _walked(run, group, [(*one, start) for one, start in zip(scalars, rows, strict=True)], settings)
-            made |= _attributions(run, group, results, rows, found.shown)
-    seconds = (time.perf_counter() - begun) / len(requests)
-    return found.shown, [timed(made[request], seconds) for request in requests]
-
-
-def _lacks_norms(group: list[Request], rows: list[Readout]) -> bool:
-    """Return True if a method starts by norms of gradients that are not known."""
-    return any(request.options.get("readout") == "gradient" for request in group) and any(
-        one.readout_norms is None for one in rows
-    )
-
-
-def _walks_measured(
-    model: nn.Module, requests: list[Request], settings: ComputeSettings
-) -> tuple[list[ShownStream], list[Attribution]]:
-    """The same from a pass that is measured and one that is differentiated."""
-    begun, inputs = time.perf_counter(), requests[0].inputs
-    adds = any(reads_changes(request) for request in requests)
-    with measured_streams(model, inputs, sums=adds) as found:
-        streams, samples, shown = found.streams, found.samples, found.shown
-        if found.refusal is not None:
-            raise SeamError(found.refusal)
-        _check_inputs(inputs, shown)
-        changes, unknown = _changes(streams, samples, shown) if adds else (None, None)
-        refused = {request: _refusal(request, shown, unknown) for request in requests}
-        requests = [request if (why := refused[request]) is None else instead(request, why) for request in requests]
-        calls = [one.call for one in streams.seen.calls]
-        answer = read_answer(streams.seen.answer, inputs, calls, generates=generates(model))
-        groups = by_target(requests)
-        starts = [
-            [
-                Readout(*(readout(streams, samples, part.scalar, by_norm=norms) for norms in (False, True)))
-                for part in answer.scalars(target)
-            ]
-            for target, _ in groups
-        ]
-        where = last_results(streams, answer)
-    made: dict[Request, Attribution] = {}
-    taps = [] if changes is None else [tap for tap in changes.tables.taps if tap is not None]
-    with stream_forward(model, inputs, taps) as plain:
-        if where is not None:
-            remember_plain(plain, model, found, where, changes)
-        run = plain.on(streams, None if changes is None else changes.updates)
-        for (target, group), rows in zip(groups, starts, strict=True):
-            parts, needs = run.answer.scalars(target), any(request.differentiates for request in group)
-            scalars = [(part, run.gradients(part) if needs else None) for part in parts]
-            results = _walked(run, group, [(*one, start) for one, start in zip(scalars, rows, strict=True)], settings)
-            made |= _attributions(run, group, results, rows, shown)
-    seconds = (time.perf_counter() - begun) / len(requests)
-    return shown, [timed(made[request], seconds) for request in requests]
-
-
-def _attributions(
-    run: StreamPass,
-    group: list[Request],
-    found: "dict[Request, Found]",
-    starts: list[Readout],
-    shown: list[ShownStream],
-) -> dict[Request, Attribution]:
-    """Label what the methods of a group found."""
-    made = {}
-    for request in group:
-        read = torch.stack([one.readout for one in starts]).amax(dim=0) > 0
-        target = found[request][0][0].target
-        kept = own_texts(shown, run.inputs.batch, target, read, compares=run.answer.compares)
-        left_out = [LEFT_OUT] * (len(kept) < len(shown))
-        made[request] = _attribution(request, found[request], run, kept, starts, left_out)
-    return made
-
-
-def explain_at_inputs(
-    model: nn.Module, requests: list[Request], shown: Sequence[ShownStream] | None = None
-) -> tuple[str, dict[int, Attribution]]:
-    """Every request of a gradient method answered at the inputs of the model, whatever is inside it.
+def _walk_streams(
+    model: nn.Module, requests: list[Request], settings: ComputeSettings, *, cut_readout: bool = False
+) -> tuple[list[ShownStream], list[Attribution | VitrailError]]:
+    """Return the streams, and what every method that walks over them gives; methods share the passes.
 
     Args:
-        shown: the streams where they have been measured already.
+        cut_readout: let a pass whose results are cut tell which tokens are read.
     """
-    found = {}
-    for i, request in enumerate(requests):
-        begun = time.perf_counter()
-        shown = shown_streams(model, request.inputs) if shown is None else shown
-        one = explain_inputs(model, request, shown)
-        found[i] = timed(one, time.perf_counter() - begun)
-    return fingerprint(model), found
-
-
-Found = list[tuple[Scalar, Result]]
-
-
-Scalars = list[tuple[Scalar, list[Tensor | None] | None, Readout]]
-"""Scalars, each with the gradients at attention calls, if a method reads any, and the tokens that it reads."""
-
-
-def _walked(run: StreamPass, group: list[Request], scalars: Scalars, settings: ComputeSettings) -> dict[Request, Found]:
-    """Let the methods of a group walk, once for every scalar of their target."""
-    found: dict[Request, Found] = {request: [] for request in group}
-    needs = any(request.differentiates for request in group)
-    plans = [request.plan for request in group if isinstance(request.plan, Walk)]
-    hides = any(call.weights is not None or call.mask is not None or call.causal for call in run.calls)
-    wide = run.answer.output.wide
-    for part, gradients, start in scalars:
-        events = Events(
-            run.events(part, settings, gradients if needs else None),
-            readout=start.to(wide),
-            lengths=None if run.updates is None else run.updates.lengths.nan_to_num(0.0).to(wide),
-            crosses=any(not torch.equal(event.queries, event.keys) for event in run.streams.attentions),
-        )
-        made = walk_events([*plans, *[REACH] * hides], events)
-        reached = made.pop().result.scores > 0 if hides else None  # pyright: ignore[reportOptionalOperand]
-        for request, one in zip(group, made, strict=True):
-            found[request].append((part, _held(one.result, reached)))
-            run.ran |= one.backends
-    return found
-
-
-def _pass_reach(rows: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Mark the keys that queries which can reach the answer may see."""
-    found, seen, keys = rows > 0, layer.visible, layer.valid.shape[1]
-    if seen is None:
-        return rows, found.any(dim=1, keepdim=True).to(rows).expand(-1, keys)
-    return rows, pass_down(found, seen.any(dim=1).expand(-1, -1, keys)).to(rows)
-
-
-REACH = Walk(_pass_reach, needs=frozenset())
-"""Tokens that can reach what is read, by what attention lets pass, get more than zero."""
-
-
-def _held(found: Result, reached: Tensor | None) -> Result:
-    """Return relevance without what is given to tokens that cannot reach the answer."""
-    if reached is None or found.scores is None:
-        return found
-    dropped = credits_unreachable(found.scores[None], reached[None])
-    scores = drop_unreachable(found.scores[None], reached[None])[0]
-    own = None if found.own is None else drop_unreachable(found.own[None], reached[None])[0]
-    return replace(found, scores=scores, own=own, dropped=dropped)
+    begun, inputs = time.perf_counter(), requests[0].inputs
+    targets = [request.target for request in requests]
+    changes = any(map(reads_changes, requests))
+    norms = any(request.options.get("readout") == "gradient" for request in requests)
+    passes = record_streams(model, inputs, targets, settings, changes=changes, norms=norms, cut_readout=cut_readout)
+    made: dict[Request, Attribution | VitrailError] = {}
+    try:
+        with passes as run:
+            _check_inputs(inputs, run.shown)
+            for request in requests:
+                if (why := _refusal(request, run.shown, run.unknown)) is not None:
+                    made[request] = why
+            walking = [request for request in requests if request not in made]
+            for request, one in walk_requests(run, walking, wanted_by([request.plan for request in walking])).items():
+                made[request] = _attribution(request, one.results, run, backends=one.backends)
+    except UnknownReadout:
+        return _walk_streams(model, requests, settings, cut_readout=True)
+    seconds = (time.perf_counter() - begun) / len(requests)
+    outcomes = [made[request] for request in requests]
+    return run.shown, [timed(one, seconds) if isinstance(one, Attribution) else one for one in outcomes]
 
 
 def reads_changes(request: Request) -> bool:
@@ -255,37 +96,6 @@ def reads_changes(request: Request) -> bool:
 def _walks_several(plan: object) -> bool:
     """Return True if a method is defined on several sequences of tokens."""
     return isinstance(plan, Walk) and plan.several
-
-
-def _changes(
-    streams: Streams, samples: Tensor, shown: Sequence[ShownStream]
-) -> tuple[FoundUpdates | None, SeamError | None]:
-    """Return how every layer transforms tokens, or why that is not known."""
-    real = _real_tokens(streams, shown, [one.call for one in streams.seen.calls])
-    try:
-        return find_updates(streams, samples, real), None
-    except SeamError as why:
-        return None, why
-
-
-def _known_changes(known: KnownPass, changing: ReadPass | None, calls: Sequence[AttentionCall]) -> StreamUpdates | None:
-    """Return the same in a pass that is known; None where it has to be measured."""
-    if known.changes is None or changing is None:
-        return None
-    try:
-        return read_updates(known.changes, changing, _real_tokens(known.found.streams, known.found.shown, calls))
-    except Unknown:  # what to say of it is found out where it is measured
-        return None
-
-
-def _real_tokens(streams: Streams, shown: Sequence[ShownStream], calls: Sequence[AttentionCall]) -> Tensor:
-    """Return which tokens are no padding."""
-    real = ~hidden_tokens(streams, calls)
-    for one in shown:
-        if one.mask is not None:
-            real[one.tokens[~one.mask & (one.tokens >= 0)]] = False
-            real[list(one.padding)] = False
-    return real
 
 
 def _refusal(request: Request, shown: Sequence[ShownStream], unknown: SeamError | None) -> VitrailError | None:
@@ -315,32 +125,43 @@ def _refusal(request: Request, shown: Sequence[ShownStream], unknown: SeamError 
 
 
 def _attribution(
-    request: Request,
-    found: Found,
-    run: StreamPass,
-    shown: Sequence[ShownStream],
-    starts: list[Readout],
-    left_out: list[str],
+    request: Request, results: list[tuple[Scalar, Result]], run: StreamPass, *, backends: Collection[str]
 ) -> Attribution:
     """The attribution of the stream the user gave, with those of all streams."""
-    part = found[0][0]
-    total = add_scalars(found, ("scores", "own"))
+    part, starts = results[0][0], [run.read[id(part)].readout for part, _ in results]
+    read = torch.stack(starts).amax(dim=0) > 0
+    shown = own_texts(run.shown, run.inputs.batch, part.target, read, compares=run.answer.compares)
+    held = [(scalar, *_held(result)) for scalar, result in results]
+    total = add_scalars([(scalar, result) for scalar, result, _ in held], ("scores", "own"))
     scores, own = total["scores"], total.get("own")
-    start = starts[0].readout if len(starts) == 1 else None
+    start = starts[0] if len(starts) == 1 else None
     # What was not measured, or is a choice where the method's paper has one stream alone.
     merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
     changed = run.updates.assumed if run.updates is not None and reads_changes(request) else []
-    left_out = [*left_out, *[DROPPED.format(request.entry.name)] * any(one.dropped for _, one in found)]
+    left_out = [LEFT_OUT] * (len(shown) < len(run.shown))
+    left_out += [DROPPED.format(request.entry.name)] * any(dropped for _, _, dropped in held)
     assumed = [*[SHARES] * merged, *run.streams.assumed, *changed, *left_out]
     assumed += [said for one in shown if (said := _unlabelled(run.streams, one, shown)) is not None]
     assumed += _unplaced(run.inputs, shown)
-    each = {one.name: _one(request, part, run, one, scores, own, start, assumed) for one in shown}
+    known = assumed, backends
+    each = {one.name: _one(request, part, run, one, scores, own, start, known) for one in shown}
     each = with_zeros(each, signed=request.signed)
     # The stream the user gave: an encoder's, the whole text of a language model with pictures.
     targets = {target for _, target in run.streams.since}
     whole = [one.name for one in shown if one.given == "input_ids" and one.sequence in targets]
     main = "encoder" if "encoder" in each else (whole or list(each))[0]
     return replace(each[main], streams=each if len(each) > 1 else {})
+
+
+def _held(result: Result) -> tuple[Result, bool]:
+    """Return relevance without what is given to tokens that cannot reach the answer, and whether that was notable."""
+    reached = result.reached
+    if reached is None or result.scores is None:
+        return result, False
+    dropped = credits_unreachable(result.scores[None], reached[None])
+    scores = drop_unreachable(result.scores[None], reached[None])[0]
+    own = None if result.own is None else drop_unreachable(result.own[None], reached[None])[0]
+    return replace(result, scores=scores, own=own), dropped
 
 
 def _unlabelled(streams: Streams, one: ShownStream, shown: Sequence[ShownStream]) -> str | None:
@@ -408,8 +229,15 @@ def _one(
     scores: Tensor,
     own: Tensor | None,
     start: Tensor | None,
-    assumed: list[str],
+    known: tuple[list[str], Collection[str]],
 ) -> Attribution:
+    """The attribution of one stream.
+
+    Args:
+        start: the weights of the tokens that are read; None where several scalars are.
+        known: what was assumed, and the backends.
+    """
+    assumed, backends = known
     real = stream.tokens >= 0
     real = real if stream.mask is None else real & stream.mask
     index = stream.tokens.clamp(min=0).to(scores.device)
@@ -437,7 +265,7 @@ def _one(
     }
     own_scores = own_scores if own_scores is not None and bool((own_scores != 0).any()) else None
     return build_attribution(
-        request, part.target, read(scores), labels, provenance, backends=run.ran, maps={"own": own_scores}
+        request, part.target, read(scores), labels, provenance, backends=backends, maps={"own": own_scores}
     )
 
 

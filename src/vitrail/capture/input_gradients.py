@@ -18,9 +18,8 @@ from torch.utils.checkpoint import CheckpointError
 from vitrail.capture.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.forward import own_precision, run_in
 from vitrail.capture.hooks import Capture, naming
-from vitrail.capture.outputs import Scalar, run_model
+from vitrail.capture.outputs import UNMOVED, Scalar, run_model
 from vitrail.capture.pass_options import PLAIN, PassOptions, PassPlan
-from vitrail.capture.passes import UNMOVED
 from vitrail.capture.refusals import REENTRANT, check_differentiable, check_parts, no_graph, why_no_gradient
 from vitrail.capture.residuals import SHARE, incomplete, not_complete
 from vitrail.capture.shadow import autograd, dtypes_of, hooks

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.capture.recording import Layer, Stream, own_dtypes
-from vitrail.capture.seams.call import AttentionCall, call_shape, operands_of
+from vitrail.capture.seams.call import AttentionCall, as_heads, as_mask, call_shape, operands_of
 from vitrail.capture.structure.projections import at_zero, is_plain, width_of
 from vitrail.capture.structure.updates import BlockUpdates, missing_in
 from vitrail.capture.torch_private import without_functions
@@ -163,7 +163,8 @@ def tensors_of(
     stream = stream_around(block, states, gradients) if states or gradients else Stream()
     batch = batch or next(len(x) for x in vars(stream).values() if x is not None)
     weights = {} if bare else weights_of(block, updates, call, states=states, loose=body.loose)
-    return {**operands_of(call, batch), **weights, "stream": stream}
+    mask = None if call.mask is None else as_mask(call.mask, batch)
+    return {**operands_of(call, batch, as_heads, mask), **weights, "stream": stream}
 
 
 def with_hidden_prefix(layer: Layer, hidden: int) -> Layer:

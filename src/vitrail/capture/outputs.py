@@ -440,3 +440,49 @@ def _check_samples(scalar: Tensor, logits: Tensor) -> None:
             f"{wrong.nonzero()[:, 0].tolist()}. It must give one value for each sample, from that sample's logits "
             "alone; explain the samples one by one otherwise."
         )
+
+
+UNMOVED = (
+    "the target does not depend on what enters the attention layers, so there is no gradient to follow: weights on the "
+    "way are zero, as those of a head before its training; or the model cuts the graph (detach, no_grad, checkpoint "
+    "with use_reentrant=True, 8-bit kernels without a gradient); or the target reads what the layers do not reach."
+)
+
+
+def gradients_at(
+    part: Scalar, places: Sequence[Tensor], logits: Tensor, *, again: bool, each_sample: bool
+) -> tuple[tuple[Tensor | None, ...], Tensor | None]:
+    """Return the gradient of a scalar at every place, None where none arrives, and what they were divided by.
+
+    In float16 the gradient of a probability would underflow: there the backward pass starts at size one.
+
+    Args:
+        again: keep the graph for another scalar.
+        each_sample: divide by the size of each sample's own gradient, and not by the largest of all.
+    """
+    if not part.scalar.requires_grad:
+        raise TargetError(UNMOVED)
+    seed, outputs, scale = torch.ones_like(part.scalar), part.scalar, None
+    if any(x.dtype is torch.float16 for x in places):
+        seed, outputs, scale = _seed_of_size_one(part, logits, each_sample=each_sample)
+    found = torch.autograd.grad(outputs, places, seed, retain_graph=again, allow_unused=True)
+    if all(gradient is None for gradient in found):
+        raise TargetError(UNMOVED)
+    return found, scale
+
+
+def size_of_gradient(part: Scalar, logits: Tensor) -> float:
+    """Return the largest entry of a scalar's gradient at the logits; one where none arrives there."""
+    (gradient,) = torch.autograd.grad(part.scalar.sum(), logits, retain_graph=True, allow_unused=True)
+    return 1.0 if gradient is None else max(float(gradient.abs().amax()), torch.finfo(torch.float32).tiny)
+
+
+def _seed_of_size_one(part: Scalar, logits: Tensor, *, each_sample: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return a cotangent of size one, where it belongs, and what it was divided by in each sample."""
+    (gradient,) = torch.autograd.grad(part.scalar.sum(), logits, retain_graph=True, allow_unused=True)
+    if gradient is None:  # a scalar of something else than the logits
+        return torch.ones_like(part.scalar), part.scalar, None
+    scale = gradient.flatten(1).abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+    if not each_sample:
+        scale = scale.amax().expand_as(scale)
+    return gradient / scale.view(-1, *[1] * (gradient.ndim - 1)), logits, scale

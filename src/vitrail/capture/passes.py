@@ -11,14 +11,14 @@ from vitrail.capture.continuations import continued
 from vitrail.capture.hooks import Capture
 from vitrail.capture.layers import tensors_of, unequal, with_hidden_prefix
 from vitrail.capture.measure import Structure, no_origin
-from vitrail.capture.outputs import Output, Scalar, parts
+from vitrail.capture.outputs import UNMOVED, Output, Scalar, gradients_at, parts, size_of_gradient
 from vitrail.capture.padding import FirstCall, hides_word
 from vitrail.capture.pass_options import ComputeSettings, Wanted
 from vitrail.capture.reach import named_by_mask, one_word, reach, unattended
 from vitrail.capture.recompute import light
 from vitrail.capture.recording import Layer, Readout, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.seams.call import as_heads, call_shape, gradient_as_heads, gradient_of_map
+from vitrail.capture.seams.call import as_heads, as_mask, call_shape, gradient_as_heads, gradient_of_map, operands_of
 from vitrail.capture.structure.blocks import is_causal
 from vitrail.errors import AnatomyError, SeamError, TargetError, VitrailError
 from vitrail.models.anatomy import Anatomy
@@ -26,11 +26,6 @@ from vitrail.models.inputs import Inputs
 from vitrail.models.readouts import READOUTS, by_gradient, contradicted, contradiction, normalised, position
 from vitrail.targets import Target
 
-UNMOVED = (
-    "the target does not depend on what enters the attention layers, so there is no gradient to follow: weights on the "
-    "way are zero, as those of a head before its training; or the model cuts the graph (detach, no_grad, checkpoint "
-    "with use_reentrant=True, 8-bit kernels without a gradient); or the target reads what the layers do not reach."
-)
 AT_ATTENTION = ("output_grad", "query_grad")
 """Gradients that do not belong to the stream."""
 MENDED = "the model's own logits are NaN, because padding may attend to nothing: such rows were given no attention"
@@ -222,7 +217,7 @@ class Pass:
         place = self._last_place()
         if place is None or not (part.scalar.requires_grad and place.requires_grad):
             return None
-        scale = self._size(part) if place.dtype is torch.float16 else 1.0
+        scale = size_of_gradient(part, self.output.wide) if place.dtype is torch.float16 else 1.0
         scalar = part.scalar.sum() / scale
         (found,) = torch.autograd.grad(scalar, place, retain_graph=True, allow_unused=True)
         tokens = None if found is None else self._by_token(found)
@@ -316,7 +311,7 @@ class Pass:
             raise TargetError(UNMOVED)
         roots = self.capture.roots
         # In half precision small gradients would underflow: the pass starts at size one.
-        scale = self._size(part) if any(root.dtype is torch.float16 for root in roots) else 1.0
+        scale = size_of_gradient(part, self.output.wide) if any(root.dtype is torch.float16 for root in roots) else 1.0
         found = torch.autograd.grad(part.scalar.sum() / scale, roots, retain_graph=True, allow_unused=True)
         if all(gradient is None for gradient in found):
             raise TargetError(UNMOVED)
@@ -324,11 +319,6 @@ class Pass:
             (root, torch.zeros_like(root) if grad is None else grad) for root, grad in zip(roots, found, strict=True)
         ]
         return [(widen(root.detach()), widen(grad) * scale) for root, grad in pairs]
-
-    def _size(self, part: Scalar) -> float:
-        """The largest entry of the scalar's gradient at the logits."""
-        (gradient,) = torch.autograd.grad(part.scalar.sum(), self.output.wide, retain_graph=True, allow_unused=True)
-        return 1.0 if gradient is None else max(float(gradient.abs().amax()), torch.finfo(torch.float32).tiny)
 
     def pull_back(self, seed: Tensor) -> Tensor:
         """What arrives at the one place where the gradient ends, for a cotangent of the logits; the graph is kept."""
@@ -351,12 +341,7 @@ class Pass:
         if not places and leaf is None:
             return found, None, None
         tensors = [*(tensor for _, _, tensor in places), *(() if leaf is None else (leaf,))]
-        seed, outputs, scale = torch.ones_like(part.scalar), part.scalar, None
-        if tensors[0].dtype is torch.float16:
-            seed, outputs, scale = self._seed_of_size_one(part)
-        gradients = torch.autograd.grad(outputs, tensors, seed, retain_graph=again, allow_unused=True)
-        if all(gradient is None for gradient in gradients):
-            raise TargetError(UNMOVED)
+        gradients, scale = gradients_at(part, tensors, self.output.wide, again=again, each_sample=True)
         for (index, name, tensor), gradient in zip(places, gradients, strict=False):
             # A layer that the scalar does not depend on takes no part.
             found[index][name] = torch.zeros_like(tensor) if gradient is None else gradient
@@ -382,15 +367,6 @@ class Pass:
             names = names - {"query_grad"}  # a learned query of frozen weights depends on nothing
         chosen = {name: x for name, x in places.items() if name in names and x is not None}
         return {name: x for name, x in chosen.items() if x.requires_grad}
-
-    def _seed_of_size_one(self, part: Scalar) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Where the backward pass starts in float16, in which the gradient of a probability would underflow."""
-        logits = self.output.wide
-        (gradient,) = torch.autograd.grad(part.scalar.sum(), logits, retain_graph=True, allow_unused=True)
-        if gradient is None:  # a scalar of something else than the logits
-            return torch.ones_like(part.scalar), part.scalar, None
-        scale = gradient.flatten(1).abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
-        return gradient / scale.view(-1, *[1] * (gradient.ndim - 1)), logits, scale
 
     def _readout(self, part: Scalar, gradients: Mapping[str, Tensor], *, needed: bool) -> Readout:
         """The rows the prediction reads: measured by the gradient, and by what is known of the model if that agrees.
@@ -500,6 +476,11 @@ class Pass:
         moved = {name: x for name, x in gradients.items() if name in asked and name not in AT_ATTENTION}
         gradient, of_query = gradients.get("output_grad"), gradients.get("query_grad")
         by_hand = call.weights if gradient is not None else None
+        bare = not moved and self.capture.keep.issubset(AT_ATTENTION)  # no states are kept
+        if bare and not call.no_query and body.loose is None:
+            held = operands_of(call, batch, as_heads, None if call.mask is None else as_mask(call.mask, batch))
+        else:
+            held = tensors_of(self.capture, index, batch, moved)
         layer = Layer(
             index=index,
             depth=self.depth,
@@ -516,7 +497,7 @@ class Pass:
             output_grad=as_heads(gradient, batch) if call.weights is None else None,
             weights_grad=None if gradient is None or by_hand is None else gradient_of_map(gradient, by_hand, batch),
             grad_scale=scale,
-            **tensors_of(self.capture, index, batch, moved),
+            **held,
             early=captured.early,
             backend=self.settings.backend,
             chunk_rows=self.settings.chunk_rows,

@@ -1,28 +1,28 @@
 """One forward pass of a model with several streams, differentiated, and handed out event by event."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.capture.coded_gradients import call_result
 from vitrail.capture.continuations import continued
+from vitrail.capture.events import Event, Events
 from vitrail.capture.graph_nodes import start_graph
-from vitrail.capture.outputs import Output, Scalar, parts, read_output, run_model
-from vitrail.capture.pass_options import ComputeSettings
-from vitrail.capture.passes import UNMOVED
+from vitrail.capture.outputs import UNMOVED, Output, Scalar, gradients_at, parts, read_output, run_model
+from vitrail.capture.pass_options import ComputeSettings, Wanted
 from vitrail.capture.recording import Layer, Readout, Stream, own_dtypes
 from vitrail.capture.refusals import check_differentiable, check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
-from vitrail.capture.seams.call import call_dtype, tensors_in
+from vitrail.capture.seams.call import call_dtype, operands_of, tensors_in
 from vitrail.capture.shadow import autograd, hooks, once
+from vitrail.capture.stream_origins import ShownStream
 from vitrail.capture.streams import AttentionEvent, Streams, Transition
 from vitrail.capture.structure.blocks import is_causal
-from vitrail.capture.structure.stream_updates import FeedForward, ReadPass, StreamUpdates
+from vitrail.capture.structure.stream_updates import ReadPass, StreamUpdates
 from vitrail.capture.structure.taps import SUMS, Tap, Tapped, WatchSums
 from vitrail.capture.structure.trace import TracedCall, rooted
 from vitrail.capture.torch_private import writes_to
@@ -30,9 +30,6 @@ from vitrail.errors import SeamError, TargetError
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import every_module, generates
 from vitrail.targets import Target, as_target
-
-Event = tuple[Transition, None] | tuple[AttentionEvent, Layer] | tuple[FeedForward, Layer]
-"""What happens to tokens, with the layer of an attention call or of a feed-forward layer."""
 
 
 @dataclass(frozen=True)
@@ -178,61 +175,120 @@ def last_results(streams: Streams, answer: StreamAnswer) -> LastResults | None:
     return LastResults(direct, tuple(sorted(set(last[direct].tolist()))), last)
 
 
+class UnknownReadout(Exception):
+    """The gradient of a pass does not tell which tokens a scalar reads: a pass whose results are cut has to."""
+
+
 @dataclass(eq=False)
 class StreamPass:
-    """One forward pass with its graph, ready to be differentiated."""
+    """One forward pass with its graph, ready to be differentiated as often as there are scalars to explain.
+
+    Args:
+        samples: the sample of every token.
+        shown: the streams that are reported.
+        updates: how its layers transform tokens, where a method asks for it.
+        unknown: why that is not known, where it is asked for and not known.
+        where: where a gradient tells which tokens the answer reads; None where it does not.
+        starts: by the identity of a target, which tokens its scalars read, where a pass whose results are cut told it.
+        norms: whether a method shares relevance by norms of gradients.
+        read: by the identity of a scalar, the tokens that it reads.
+    """
 
     inputs: Inputs
     streams: Streams
+    samples: Tensor
+    shown: list[ShownStream]
     calls: list[AttentionCall]
     answer: StreamAnswer
-    updates: StreamUpdates | None = None  # how its layers transform tokens, where a method asks for it
-    ran: set[str] = field(default_factory=set)  # the backends that computed sums over its maps
+    settings: ComputeSettings
+    updates: StreamUpdates | None = None
+    unknown: SeamError | None = None
+    where: LastResults | None = None
+    starts: Mapping[int, list[Readout]] = field(default_factory=dict)
+    norms: bool = False
+    read: dict[int, Readout] = field(default_factory=dict)
 
-    def gradients(self, part: Scalar, calls: Collection[int] | None = None) -> list[Tensor | None]:
-        """Return the gradient at what each attention call gave; None where none arrives.
+    @property
+    def masked(self) -> bool:
+        """Whether masks may keep tokens from the answer."""
+        return any(call.weights is not None or call.mask is not None or call.causal for call in self.calls)
+
+    def parts(self, target: Target | Callable[[Tensor], Tensor]) -> tuple[Scalar, ...]:
+        """Return the scalars of a target on this pass's output."""
+        found = self.answer.scalars(target)
+        for part, start in zip(found, self.starts.get(id(target), ()), strict=False):
+            self.read[id(part)] = start
+        return found
+
+    def events(self, part: Scalar, wanted: Wanted, *, again: bool, shared: bool = False) -> Events:
+        """Return what happens to tokens, last to first, with the gradients of the scalar, and where the walk begins.
 
         Args:
-            calls: those that are asked for; None for all.
+            again: keep the graph for another scalar.
+            shared: several methods will read each layer.
         """
-        return self._gradients(part, self._scale(part), calls)
+        gradients, scale = self._gradients(part, wanted, again=again)
+        if id(part) not in self.read:
+            self.read[id(part)] = self._read_off(gradients)
+        wide = self.answer.output.wide
+        return Events(
+            self._steps(gradients if wanted.gradients else None, scale, shared=shared),
+            readout=self.read[id(part)].to(wide),
+            lengths=None if self.updates is None else self.updates.lengths.nan_to_num(0.0).to(wide),
+            crosses=any(not torch.equal(event.queries, event.keys) for event in self.streams.attentions),
+        )
 
-    def read_off(
-        self, part: Scalar, gradients: Sequence[Tensor | None], where: LastResults, samples: Tensor
-    ) -> Readout | None:
+    def _gradients(self, part: Scalar, wanted: Wanted, *, again: bool) -> tuple[list[Tensor | None], float]:
+        """Return the gradient at what each attention call gave, None where none arrives, and what divided them."""
+        asked: Collection[int] = range(len(self.calls))
+        if not wanted.gradients:  # only to see what is read
+            asked = () if id(part) in self.read or self.where is None else self.where.calls
+        places = {i: x for i in asked if (x := call_result(self.calls[i])) is not None and x.requires_grad}
+        if not asked:
+            return [None] * len(self.calls), 1.0
+        if not places:
+            raise TargetError(UNMOVED)
+        logits = self.answer.output.wide
+        found, scale = gradients_at(part, list(places.values()), logits, again=again, each_sample=False)
+        every = dict(zip(places, found, strict=True))
+        return [every.get(i) for i in range(len(self.calls))], 1.0 if scale is None else float(scale[0])
+
+    def _read_off(self, gradients: Sequence[Tensor | None]) -> Readout:
         """Return the tokens that a scalar reads, by its gradient at their last attention.
 
-        None where it reads other sequences than all that an answer may read: tokens that these are made of may have a
-        gradient of theirs.
+        That does not tell where it reads other sequences than all that an answer may read: tokens that these are made
+        of may have a gradient of theirs.
         """
+        if self.where is None:
+            raise UnknownReadout
         norms = torch.zeros(self.streams.count, dtype=torch.float64)
         for event in self.streams.attentions:
             gradient = gradients[event.call]
-            if event.call not in where.calls or gradient is None:
+            if event.call not in self.where.calls or gradient is None:
                 continue
             squares = event.rows.four(gradient).double().square().sum(dim=(1, 3)).cpu()
             here = torch.zeros_like(norms).index_add(0, event.queries.flatten(), squares.flatten()).sqrt()
-            norms = torch.where(where.last == event.call, here, norms)
-        read = where.tokens & (norms > 0)
-        of = self.streams.sequence_of
-        if not bool(read.any()) or set(of[read].tolist()) != set(of[where.tokens].tolist()):
-            return None
-        by_hand = any(self.calls[call].weights is not None for call in where.calls)
-        equal = _shared_among(self.streams, samples, read, None)
-        return Readout(equal, None if by_hand else _shared_among(self.streams, samples, read, norms))
+            norms = torch.where(self.where.last == event.call, here, norms)
+        read, of = self.where.tokens & (norms > 0), self.streams.sequence_of
+        by_hand = any(self.calls[call].weights is not None for call in self.where.calls)
+        others = set(of[read].tolist()) != set(of[self.where.tokens].tolist())
+        if others or not bool(read.any()) or (by_hand and self.norms):
+            raise UnknownReadout
+        equal = _shared_among(self.streams, self.samples, read, None)
+        return Readout(equal, None if by_hand else _shared_among(self.streams, self.samples, read, norms))
 
-    def events(self, part: Scalar, settings: ComputeSettings, gradients: list[Tensor | None] | None) -> Iterator[Event]:
-        """Every event, last to first, with the gradients of the scalar; None where no method reads any."""
-        scale, needs_gradient = self._scale(part), gradients is not None
+    def _steps(self, gradients: list[Tensor | None] | None, scale: float, *, shared: bool) -> Iterator[Event]:
+        """Every event, last to first, with its layer; None for gradients where no method reads any."""
         arrives: list[Tensor | None] = [None] * len(self.calls) if gradients is None else list(gradients)
         with own_dtypes(self.answer.output.logits.device.type):
             for event in reversed(self.streams.events):
                 if isinstance(event, Transition):
                     yield event, None
                     continue
-                yield from self._feed_forward(event.call, arrives, needed=needs_gradient)
-                if not needs_gradient or arrives[event.call] is not None:  # else it takes no part
-                    yield event, self._updating(event, self._layer(event, arrives[event.call], scale, settings))
+                yield from self._feed_forward(event.call, arrives, needed=gradients is not None)
+                if gradients is None or arrives[event.call] is not None:  # else it takes no part
+                    layer = self._layer(event, arrives[event.call], scale, shared=shared)
+                    yield event, self._updating(event, layer)
                     arrives[event.call] = None
 
     def _feed_forward(self, call: int, gradients: list[Tensor | None], *, needed: bool) -> Iterator[Event]:
@@ -271,58 +327,31 @@ class StreamPass:
             stream=Stream(entering=update.entering().to(device)),
         )
 
-    def _scale(self, part: Scalar) -> float:
-        """What the scalar is divided by: in half precision the backward pass starts at size one."""
-        if not any(call_dtype(call) is torch.float16 for call in self.calls) or not part.scalar.requires_grad:
-            return 1.0
-        (found,) = torch.autograd.grad(part.scalar.sum(), self.answer.output.wide, retain_graph=True, allow_unused=True)
-        return 1.0 if found is None else max(float(found.abs().amax()), torch.finfo(torch.float32).tiny)
-
-    def _gradients(self, part: Scalar, scale: float, calls: Collection[int] | None) -> list[Tensor | None]:
-        """The gradient at what each of some attention calls gave; None where none arrives."""
-        asked = range(len(self.calls)) if calls is None else calls
-        places = {i: x for i in asked if (x := call_result(self.calls[i])) is not None and x.requires_grad}
-        if not places or not part.scalar.requires_grad:
-            raise TargetError(UNMOVED)
-        scalar = part.scalar.sum() / scale
-        found = torch.autograd.grad(scalar, list(places.values()), retain_graph=True, allow_unused=True)
-        if all(gradient is None for gradient in found):
-            raise TargetError(UNMOVED)
-        every = dict(zip(places, found, strict=True))
-        return [every.get(i) for i in range(len(self.calls))]
-
-    def _layer(self, event: AttentionEvent, gradient: Tensor | None, scale: float, settings: ComputeSettings) -> Layer:
+    def _layer(self, event: AttentionEvent, gradient: Tensor | None, scale: float, *, shared: bool) -> Layer:
+        """Return the layer of an attention call, with the gradient of what it gave."""
         call, rows = self.calls[event.call], event.rows
         count, queries, keys = event.queries.shape[0], event.queries.shape[1], event.keys.shape[1]
         device = self.answer.output.logits.device
-        dtype = torch.promote_types(call_dtype(call), torch.float32)
-        # Keys and values of nn.MultiheadAttention have as many heads as queries; grouped ones have an axis of heads.
-        four: dict[str, Any] = {
-            name: None if x is None else rows.four(x.detach())
-            for name in ("query", "key", "value", "output", "weights", "softmax_input")
-            for x in (getattr(call, name),)
-        }
         grad = None if gradient is None else rows.four(gradient)
+        # Keys and values of nn.MultiheadAttention have as many heads as queries; grouped ones have an axis of heads.
+        mask = None if call.mask is None else rows.four_of_mask(call.mask.detach())
         return Layer(
             index=event.call,
             depth=len(self.calls),
             valid=torch.ones(count, keys, dtype=torch.bool, device=device),
-            readout=torch.zeros(count, queries, dtype=dtype, device=device),
+            readout=torch.zeros(
+                count, queries, dtype=torch.promote_types(call_dtype(call), torch.float32), device=device
+            ),
             owner=call.owner,
             cross=True,
             feeds_forward=False,
-            **four,
+            **operands_of(call, count, lambda x, _: rows.four(x.detach()), mask),
             output_grad=grad if call.weights is None else None,
             weights_grad=grad if call.weights is not None else None,
-            mask=None if call.mask is None else rows.four_of_mask(call.mask.detach()),
-            causal=call.causal,
-            logsumexp=call.logsumexp if call.query is not None and call.query.ndim == 4 else None,
-            scale=call.scale,
-            by_hand=call.by_hand,
-            plain=call.plain,
             grad_scale=None if scale == 1.0 else torch.full((count,), scale, device=device),
-            backend=settings.backend,
-            chunk_rows=settings.chunk_rows,
+            backend=self.settings.backend,
+            chunk_rows=self.settings.chunk_rows,
+            shared=shared,
         )
 
 
@@ -345,15 +374,6 @@ class PlainPass:
         if tensors is None or not kept or len(calls) != len(self.calls):
             return None
         return ReadPass(calls, tensors, self.tapped.modules)
-
-    def on(self, streams: Streams, updates: StreamUpdates | None = None) -> StreamPass:
-        """Return the same pass on the tokens that were measured."""
-        if len(self.calls) != len(streams.attentions):
-            raise SeamError(
-                f"the model made {len(streams.attentions)} attention calls when it was measured and {len(self.calls)} "
-                "now: what it runs depends on chance or on earlier calls, so its attention cannot be followed."
-            )
-        return StreamPass(self.inputs, streams, self.calls, self.answer, updates)
 
 
 @contextmanager

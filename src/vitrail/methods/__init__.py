@@ -144,19 +144,25 @@ def _fits(value: object, kinds: tuple[type, ...]) -> bool:
 
 
 DEFAULT_METHOD = "auto"
-"""The first of `PREFERRED` that applies. `explain` and `compare` take this name; it is not an entry of `METHODS`."""
-PREFERRED = ("consensus", "gae")
+"""The first of `DEFAULTS` that applies. `explain` and `compare` take this name; it is not an entry of `METHODS`."""
+PREFERRED = "consensus"
+"""The method that `auto` mostly is, whose options it takes."""
+DEFAULTS = {
+    "prediction": (PREFERRED, "gae", "integrated_gradients"),
+    "answer": ("soft_ablation", "gae", "integrated_gradients"),
+    "several sequences": ("attn_lrp", "gae", "integrated_gradients"),
+    "no attention": ("integrated_gradients",),
+}
+"""The methods that explain where none is named, best first, by what is explained and what is known of the model.
+
+`consensus` does not run on the long texts of answers. On several sequences of tokens `attn_lrp` found planted tokens
+most often, see docs/streams.md. The last case is attention that cannot be followed.
+"""
 READABLE = {
     "image": (DEFAULT_METHOD, "gae", "tokentm", "attn_lrp", "grad_cam", "rollout"),
     "text": (DEFAULT_METHOD, "gae", "attn_lrp", "attcat", "integrated_gradients", "rollout"),
 }
 """What `compare` shows where no method is named: the default first, then one method of each family."""
-LAST_RESORT = "integrated_gradients"
-"""The default method if attention cannot be followed."""
-DEFAULT_ON_STREAMS = "attn_lrp"
-"""The default method on several streams of tokens: it found planted tokens most often, see docs/streams.md."""
-DEFAULT_OF = {"continuation": ("soft_ablation", "gae")}
-"""By target, the default method and its substitute: `consensus` does not run on the long texts of these targets."""
 
 _BI_MODAL: Preset = {"cross": "normalised"}
 _FORWARD = "1 forward"
@@ -339,7 +345,7 @@ def parse_spec(text: str, *, auto: bool = False) -> Spec:
         raise MethodError(f"{DEFAULT_METHOD} is for vitrail explain, compare and report: name a method here.")
     if name not in METHODS and name != DEFAULT_METHOD:
         raise MethodError(f"unknown method {shortened(name)}. {suggest(name, METHODS)}")
-    entry = METHODS[PREFERRED[0] if name == DEFAULT_METHOD else name]
+    entry = METHODS[PREFERRED if name == DEFAULT_METHOD else name]
 
     def kinds(option: str) -> Sequence[type]:
         return (str,) if option == "preset" else entry.kinds_of(option)

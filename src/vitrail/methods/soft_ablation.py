@@ -37,7 +37,7 @@ from vitrail.relevance import LayerReader, Result, positive, pull, score_gradien
 from vitrail.relevance.backends import backend_of
 from vitrail.relevance.fused import Operands
 from vitrail.relevance.runner import RerunMethod, Runner
-from vitrail.relevance.walk import Events, walk_events
+from vitrail.relevance.walk import walk_events
 
 NO_GRAPH = PassOptions(graph=False)
 NEEDS = frozenset({"output_grad"})
@@ -183,7 +183,7 @@ def build(*, presence: float = 0.25, share: float = 0.5, sources: list | tuple |
         override = Override(bias=lambda shape, dtype: passages.bias(presence, shape, dtype))
         methods = [derivatives(passages, presence), *([aggregate(positive)] if share else [])]
         with runner.again(NEEDS, PassOptions(override=override), lean=True) as (run, part):
-            events = Events(run.events(part, Wanted.of(NEEDS), again=False, shared=len(methods) > 1))
+            events = run.events(part, Wanted.of(NEEDS), again=False, shared=len(methods) > 1)
             derivative, *more = (made.result for made in walk_events(methods, events))
         if not more:
             return replace(derivative, recomputed=run.recomputed)

@@ -25,7 +25,7 @@ from vitrail.errors import MethodError, SeamError, VitrailError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import LayerReader, Result, Walk
-from vitrail.relevance.walk import Events, walk_events
+from vitrail.relevance.walk import walk_events
 from vitrail.targets import FORMULAS
 
 
@@ -58,7 +58,7 @@ class Runner:
             return []
         needs = frozenset[str]().union(*(method.needs for method in methods))
         wanted = Wanted.of(needs, last_only=all(method.last_only for method in methods))
-        events = Events(self.run.events(self.part, wanted, again=True, shared=len(methods) > 1))
+        events = self.run.events(self.part, wanted, again=True, shared=len(methods) > 1)
         return [made.result for made in walk_events(methods, events)]
 
     def repeated(self, copies: int) -> Inputs:

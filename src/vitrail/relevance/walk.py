@@ -12,6 +12,7 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from vitrail.capture.events import Event, Events
 from vitrail.capture.layers import Early
 from vitrail.capture.recording import Layer, Readout, Recording
 from vitrail.capture.streams import AttentionEvent, Transition
@@ -21,8 +22,6 @@ from vitrail.relevance.dense import backends_used
 Rows = Float[Tensor, "b q"]
 Step = Callable[[Rows, Layer], tuple[Rows, Float[Tensor, "b k"]]]
 """What an attention call leaves with its query rows, and what it gives to its key rows."""
-Event = tuple[AttentionEvent | FeedForward | Transition | None, Layer | None]
-"""What happens to tokens, with its layer. None stands for attention of one sequence in order, on all of its tokens."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Result:
     lacks of what it should be, for methods whose scores should add up. `parts` names what `layers` holds where that is
     not one map per layer, and `disagreement` says how little those parts agree. `recomputed` counts the blocks that a
     pass of the method's own ran again to save memory. `assumed` says what of the scores was not measured. `reached`
-    says which tokens can reach the scalar at all, None where all can, and `dropped` that others had been given some.
+    says which tokens can reach the scalar at all, None where all can.
     Tokens of several sequences are numbered through: `scores` and `own` have one axis then.
     """
 
@@ -48,8 +47,7 @@ class Result:
     disagreement: Float[Tensor, " b"] | None = None
     recomputed: int = 0
     assumed: tuple[str, ...] = ()
-    reached: Bool[Tensor, "b t"] | None = None
-    dropped: bool = False
+    reached: Bool[Tensor, "b t"] | Bool[Tensor, " n"] | None = None
 
 
 def readout_row(read: Readout | Layer) -> Tensor:
@@ -138,23 +136,6 @@ class LayerReader:
     scalar: str = "logit"
     early: Early | None = None
     several: bool = False
-
-
-@dataclass(frozen=True)
-class Events:
-    """All that happens to the tokens of a pass, last to first, and where the walk begins.
-
-    Args:
-        steps: the events, each with its layer, which is made when it is asked for.
-        readout: the tokens that are read; None where the last layer holds them.
-        lengths: the length of each token's first vector; None where the first layer tells it.
-        crosses: whether one sequence reads another.
-    """
-
-    steps: Iterable[Event]
-    readout: Readout | None = None
-    lengths: Tensor | None = None
-    crosses: bool = False
 
 
 @dataclass(eq=False)
@@ -280,8 +261,9 @@ class Timed:
     seconds: float = 0.0
 
 
-def walk_events(methods: Sequence[Walk | LayerReader], events: Events) -> list[Timed]:
+def walk_events(methods: Sequence[Walk | LayerReader], events: Events | Iterable[Event]) -> list[Timed]:
     """Let every method meet the same events, and give their results."""
+    events = events if isinstance(events, Events) else Events(events)
     walkers: list[_Walking | _TakingWhole | _ReadingLayers] = []
     for method in methods:
         if isinstance(method, LayerReader):

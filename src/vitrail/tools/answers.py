@@ -3,7 +3,7 @@
 `answer` explains columns of `input_ids` that are an answer already; `generations.generate` makes one from a prompt.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.api import explain_each
+from vitrail.api import compare
+from vitrail.api.requests import MethodSpec
 from vitrail.attribution import Attribution
 from vitrail.capture.continuations import Sequences, sequences_of, spans
 from vitrail.errors import InputError, OptionError, is_whole, suggest
@@ -103,50 +104,127 @@ def answer(  # noqa: PLR0913  (the public signature)
         memory: `low` runs each block again for the backward pass instead of keeping it, as for `explain`.
         **options: the method's own options.
     """
+    settings = AnswerSettings(tokenizer, unit, scalar, sink, memory)
+    methods = [(method, {"preset": preset, **options})]
+    return explain_answers(model, inputs, (start, stop), methods, settings, hops=hops, reasoning=reasoning)[0]
+
+
+@dataclass(frozen=True)
+class AnswerSettings:
+    """How answers are cut, explained and shown, as for `answer`."""
+
+    tokenizer: Any = None
+    unit: str = "token"
+    scalar: str = "log_probability"
+    sink: str = "keep"
+    memory: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a choice."""
+        for name, choices in (("unit", UNITS), ("sink", SINKS)):
+            if (given := getattr(self, name)) not in choices:
+                raise OptionError(f"{name}={given!r} is not a choice. {suggest(given, choices)}")
+
+
+def explain_answers(
+    model: object,
+    inputs: Tensor | Mapping[str, Any],
+    columns: tuple[Any, Any],
+    methods: Sequence[tuple[str | None, Mapping[str, Any]]],
+    settings: AnswerSettings,
+    *,
+    hops: int | None,
+    reasoning: Span | None,
+) -> list[Answer]:
+    """Explain an answer by each method; those that read a recording share one forward pass. Arguments as `answer`.
+
+    Args:
+        columns: `start` and `stop`.
+        methods: each with its options, a preset among them.
+    """
     _check_hops(hops, reasoning)
-    for name, given, choices in (("unit", unit, UNITS), ("sink", sink, SINKS)):
-        if given not in choices:
-            raise OptionError(f"{name}={given!r} is not a choice. {suggest(given, choices)}")
+    tokenizer, sink = settings.tokenizer, settings.sink
     read = read_inputs(inputs)
     sequences = sequences_of(read)
     _check_decoder(model, sequences, hops)
-    first, last = spans(continuation(start, stop), sequences.real)
-    pieces = _pieces(read, sequences, tokenizer, unit)
+    first, last = spans(continuation(*columns), sequences.real)
+    pieces = _pieces(read, sequences, tokenizer, settings.unit)
     said = [row[a:b] for row, a, b in zip(pieces, first, last, strict=True)]
     if tokenizer is not None:
         said = [decoded(tokenizer, ids[a:b].tolist()) for ids, a, b in zip(sequences.ids, first, last, strict=True)]
-    units = tuple(tuple((at + a, at + b) for a, b in UNITS[unit](row)) for row, at in zip(said, first, strict=True))
-    hopping = method in METHODS and "hops" in METHODS[method].options  # such a method passes its rows on itself
-    passing = {"hops": hops, "reasoning": reasoning and tuple(reasoning)} if hopping else {}
-    options |= {name: value for name, value in passing.items() if value is not None}
-    explain = partial(explain_each, model, inputs, method or "auto", preset=preset, memory=memory, **options)
-    rows = partial(_rows, explain, scalar)
-    found = rows(units)
-    table, own = _stacked([one.scores for one in found], units), [one.own for one in found if one.own is not None]
-    own = _stacked(own, units) if len(own) == len(found) else None
-    if hopping:
-        added = _hops_of_method(found, units)
-    else:
-        added = _hops(rows, table if own is None else table - own, hops or 0, reasoning, first)
-        table = table if added is None else table + added.sum(dim=1)
+    cut = UNITS[settings.unit]
+    units = tuple(tuple((at + a, at + b) for a, b in cut(row)) for row, at in zip(said, first, strict=True))
+    specs = [(method or "auto", _with_hops(method, options, hops, reasoning)) for method, options in methods]
+    explain = partial(_rows, partial(compare, model, inputs, memory=settings.memory), settings.scalar)
+    by_method = explain(specs, units)
+    passing = [None] * len(specs)
+    if (others := [spec for spec in specs if not _has_hops(spec[0])]) and _hop_columns(hops, reasoning, first):
+        assert reasoning is not None
+        tokens = tuple((place, place + 1) for place in range(*reasoning))
+        rows = iter(explain(others, [tokens] * len(units)))
+        passing = [None if _has_hops(name) else next(rows) for name, _ in specs]
     real, ends = sequences.real, first
-    if sequences.decoder:  # the table is over the source, all of which is context
-        real, mask = torch.ones_like(table[:, 0]).bool(), read.kwargs.get("attention_mask")
+    if sequences.decoder:  # the tables are over the source, all of which is context
+        scores = by_method[0][0].scores
+        real, mask = torch.ones_like(scores).bool(), read.kwargs.get("attention_mask")
         real = mask.bool() if isinstance(mask, Tensor) and mask.shape == real.shape else real
-        ends = [table.shape[2]] * len(table)
-    table, share = without_sink(table, real, ends, sink)
-    known = tokenizer is not None or found[0].tokens is not None
-    return Answer(
-        table,
-        units,
-        share,
-        found[0].method,
-        found[0].tokens if sequences.decoder else tuple(map(tuple, pieces)) if known else None,
-        added,
-        {**found[0].options, "unit": unit, "sink": sink, "scalar": scalar} | ({"hops": hops} if hops else {}),
-        dict(found[0].provenance),
-        own=None if own is None else without_sink(own, real, ends, sink)[0],
-    )
+        ends = [scores.shape[1]] * len(scores)
+    options = {"unit": settings.unit, "sink": sink, "scalar": settings.scalar} | ({"hops": hops} if hops else {})
+    made = []
+    for (name, _), found, rows in zip(specs, by_method, passing, strict=True):
+        table, own, added = _tables(name, found, units, rows, hops, reasoning)
+        table, share = without_sink(table, real, ends, sink)
+        known = tokenizer is not None or found[0].tokens is not None
+        made.append(
+            Answer(
+                table,
+                units,
+                share,
+                found[0].method,
+                found[0].tokens if sequences.decoder else tuple(map(tuple, pieces)) if known else None,
+                added,
+                {**found[0].options, **options},
+                dict(found[0].provenance),
+                own=None if own is None else without_sink(own, real, ends, sink)[0],
+            )
+        )
+    return made
+
+
+def _has_hops(method: str | None) -> bool:
+    """Return True if a method passes its rows on itself."""
+    return method in METHODS and "hops" in METHODS[method].options
+
+
+def _with_hops(
+    method: str | None, options: Mapping[str, Any], hops: int | None, reasoning: Span | None
+) -> dict[str, Any]:
+    """Return the options of a method, with hops and reasoning where it takes them."""
+    passing = {"hops": hops, "reasoning": reasoning and tuple(reasoning)} if _has_hops(method) else {}
+    return {**{name: value for name, value in passing.items() if value is not None}, **options}
+
+
+def _tables(
+    method: str,
+    found: Sequence[Attribution],
+    units: Sequence[Sequence[Span]],
+    passing: Sequence[Attribution] | None,
+    hops: int | None,
+    reasoning: Span | None,
+) -> tuple[Float[Tensor, "b u n"], Float[Tensor, "b u n"] | None, Float[Tensor, "b h u n"] | None]:
+    """Return the table of one method, the part of it that skip connections carry, and what each hop added.
+
+    Args:
+        passing: an attribution of each token of the reasoning, where relevance is passed on through it.
+    """
+    table, parts = _stacked([one.scores for one in found], units), [one.own for one in found if one.own is not None]
+    own = _stacked(parts, units) if len(parts) == len(found) else None
+    if _has_hops(method):
+        return table, own, _hops_of_method(found, units)
+    if passing is None or reasoning is None or hops is None:
+        return table, own, None
+    added = _hops(passing, table if own is None else table - own, hops, reasoning)
+    return table + added.sum(dim=1), own, added
 
 
 def _check_hops(hops: object, reasoning: object) -> None:
@@ -199,13 +277,18 @@ def _pieces(inputs: Inputs, sequences: Sequences, tokenizer: Any, unit: str) -> 
 
 
 def _rows(
-    explain: Callable[..., Iterable[Attribution]], scalar: str, units: Sequence[Sequence[Span]]
-) -> list[Attribution]:
-    """One attribution for each part; samples with fewer parts repeat their last one."""
+    explain: Callable[..., Sequence[Attribution]],
+    scalar: str,
+    specs: Sequence[MethodSpec],
+    units: Sequence[Sequence[Span]],
+) -> list[Sequence[Attribution]]:
+    """One attribution for each part by each method; samples with fewer parts repeat their last one."""
     count = max(map(len, units))
     padded = [[*row, *[row[-1]] * (count - len(row))] for row in units]
     starts, stops = ([[row[index][end] for row in padded] for index in range(count)] for end in (0, 1))
-    return list(explain(targets=[continuation(a, b, scalar=scalar) for a, b in zip(starts, stops, strict=True)]))
+    targets = [continuation(a, b, scalar=scalar) for a, b in zip(starts, stops, strict=True)]
+    found = explain(specs, targets=targets)
+    return [found[place :: len(specs)] for place in range(len(specs))]
 
 
 def _stacked(rows: Sequence[Float[Tensor, "b n"]], units: Sequence[Sequence[Span]]) -> Float[Tensor, "b u n"]:
@@ -230,30 +313,30 @@ def without_sink(
     return table, share
 
 
-def _hops(
-    rows: Callable[[Sequence[Sequence[Span]]], list[Attribution]],
-    table: Float[Tensor, "b u n"],
-    hops: int,
-    reasoning: Span | None,
-    first: Sequence[int],
-) -> Float[Tensor, "b h u n"] | None:
-    """What each hop adds: the positive scores on the reasoning, passed on to what each of its tokens rests on.
-
-    The rows that pass relevance on have a sum of one over the columns before the token they explain.
-    """
-    if (hops > 0) != (reasoning is not None):
+def _hop_columns(hops: int | None, reasoning: Span | None, first: Sequence[int]) -> bool:
+    """Return True if relevance is passed on through columns before the answer, or raise where it cannot be."""
+    if ((hops or 0) > 0) != (reasoning is not None):
         raise OptionError(
-            f"hops={hops} and reasoning={reasoning}: give both, or none. Hops pass through the reasoning."
+            f"hops={hops or 0} and reasoning={reasoning}: give both, or none. Hops pass through the reasoning."
         )
     if reasoning is None:
-        return None
+        return False
     start, stop = reasoning
     if not 0 < start < stop <= min(first):
         raise OptionError(
             f"reasoning={reasoning} is no span of columns before the answer, which begins at {min(first)}."
         )
-    tokens = tuple((place, place + 1) for place in range(start, stop))
-    found = rows([tokens] * len(table))
+    return True
+
+
+def _hops(
+    found: Sequence[Attribution], table: Float[Tensor, "b u n"], hops: int, reasoning: Span
+) -> Float[Tensor, "b h u n"]:
+    """What each hop adds: the positive scores on the reasoning, passed on to what each of its tokens rests on.
+
+    The rows that pass relevance on have a sum of one over the columns before the token they explain.
+    """
+    start, stop = reasoning
     # A row's own part says nothing of what it rests on, and would be most of it where the model is sure.
     parts = [one.scores if one.own is None else one.scores - one.own for one in found]
     columns = torch.arange(table.shape[2], device=table.device)

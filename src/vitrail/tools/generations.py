@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitrail.errors import InputError, OptionError, OutputError, as_path, is_whole
-from vitrail.methods import DEFAULT_METHOD, DEFAULT_OF, METHODS, parse_spec
+from vitrail.methods import DEFAULT_METHOD, DEFAULTS, METHODS, parse_spec
 from vitrail.models.inputs import position_limit
 from vitrail.models.prompts import (
     TEMPLATE,
@@ -27,8 +27,7 @@ from vitrail.models.prompts import (
 from vitrail.models.texts import Span, sentences
 from vitrail.plots.page import answer_figure, answer_html
 from vitrail.storage import encode
-from vitrail.tools.answers import Answer
-from vitrail.tools.answers import answer as answer_of
+from vitrail.tools.answers import AnswerSettings, explain_answers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -265,14 +264,18 @@ def generate(  # noqa: PLR0913  (the public signature)
 
     thought = _reasoned(after, reasoning) if hops or reasoning is not None else 0
     reasons = passages([(begin + a, begin + b) for a, b in sentences(after[:thought])], "reasoning")
-    through = {"hops": hops, "reasoning": (begin, begin + thought)} if hops else {}
-    common = {"tokenizer": tokenizer, "unit": unit, "scalar": scalar, "sink": sink, "memory": memory}
     cited = [(one.start, one.stop) for one in (*read.passages, *reasons) if one.source != TEMPLATE]
-    found: dict[str, Answer] = {}
-    for label, name, own in named:
-        given = {**common, **through, **_sources(name, cited), **(options or {}), **own}
-        one = answer_of(model, inputs, begin + thought, method=name, **given)
-        found[label or one.method] = one
+    specs = [(name, {**_sources(name, cited), **(options or {}), **own}) for _, name, own in named]
+    made = explain_answers(
+        model,
+        inputs,
+        (begin + thought, None),
+        specs,
+        AnswerSettings(tokenizer, unit, scalar, sink, memory),
+        hops=hops or None,
+        reasoning=(begin, begin + thought) if hops else None,
+    )
+    found = {label or one.method: one for (label, _, _), one in zip(named, made, strict=True)}
     return Generation(
         tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
         tokens,
@@ -318,7 +321,7 @@ def _sources(method: str | None, passages: Sequence[Span]) -> dict[str, Any]:
     """
     if method is None and len(passages) < 2:
         return {}
-    name = DEFAULT_OF["continuation"][0] if method in (None, DEFAULT_METHOD) else method
+    name = DEFAULTS["answer"][0] if method in (None, DEFAULT_METHOD) else method
     return {"sources": list(passages)} if name in METHODS and "sources" in METHODS[name].options else {}
 
 

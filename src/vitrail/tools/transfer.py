@@ -244,9 +244,9 @@ class Scene:
         with self.run(PassOptions(override=override)) as (run, part):
 
             def steps() -> Iterator[tuple[None, Layer]]:
-                for event, layer in run.events(part, WANTED, again=False):
+                for layer in run.layers(part, WANTED, again=False):
                     gradients[layer.index] = layer.probs_grad
-                    yield event, layer
+                    yield None, layer
 
             (made,) = walk_events([self.request.plan], Events(steps()))
             found = attribution_of(self.request, [(part, made.result)], run)

@@ -111,7 +111,7 @@ def check_presets(specs: Sequence[Spec], preset: str) -> None:
     if not specs and preset not in PRESETS:
         raise OptionError(f"no method has a preset {preset!r}. {suggest(preset, PRESETS)}")
     for name, given in specs:
-        entry = METHODS[PREFERRED[0] if name == DEFAULT_METHOD else name]
+        entry = METHODS[PREFERRED if name == DEFAULT_METHOD else name]
         wanted = given.get("preset", preset)
         if name != DEFAULT_METHOD or wanted not in PRESETS:
             entry.preset(wanted)

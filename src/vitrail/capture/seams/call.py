@@ -142,14 +142,27 @@ def as_mask(mask: Tensor, batch: int) -> Tensor:
     return mask[(None,) * (4 - mask.ndim)]
 
 
-def operands_of(call: AttentionCall, batch: int) -> dict[str, Any]:
-    """What entered an attention call and what it gave, by the names of `Layer`."""
-    names = ("query", "key", "value", "output", "weights", "softmax_input")
+OPERANDS = ("query", "key", "value", "output", "weights", "softmax_input")
+"""What enters a call and what it gives, by the names of `AttentionCall` and of `Layer`."""
+
+
+def operands_of(
+    call: AttentionCall, count: int, with_heads: Callable[[Tensor, int], Tensor | None], mask: Tensor | None
+) -> dict[str, Any]:
+    """Return what entered an attention call and what it gave, by the names of `Layer`.
+
+    Args:
+        count: the number of rows of tokens, such as samples.
+        with_heads: makes `[rows, heads, tokens, channels]` of an operand and the number of rows, as `as_heads` does.
+        mask: the mask of the call as `[rows, heads, queries, keys]`, where each of the first three axes may be one.
+    """
+    found = {name: None if (x := getattr(call, name)) is None else with_heads(x, count) for name in OPERANDS}
+    flat = call.query is None or call.query.ndim != 4  # heads are folded into the rows
     return {
-        **{name: as_heads(getattr(call, name), batch) for name in names},
-        "mask": None if call.mask is None else as_mask(call.mask, batch),
+        **found,
+        "mask": mask,
         "causal": call.causal,
-        "logsumexp": None if call.logsumexp is None else call.logsumexp.expand(batch, -1, -1),
+        "logsumexp": None if call.logsumexp is None or flat else call.logsumexp.expand(count, -1, -1),
         "scale": call.scale,
         "by_hand": call.by_hand,
         "plain": call.plain,

@@ -48,7 +48,7 @@ def parse_trials(texts: Sequence[str], subset: int | None = None) -> tuple[Trial
 
 SEVERAL: dict[str, Callable[[], list[str]]] = {
     "all": lambda: list(METHODS),
-    "default": lambda: [PREFERRED[0]],
+    "default": lambda: [PREFERRED],
     "usual": lambda: [name for name, entry in METHODS.items() if entry.kind == "recording"],
 }
 

@@ -1,0 +1,150 @@
+"""Record a pass over several sequences of tokens: known from a pass alike, or measured first."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+from torch import Tensor, nn
+
+from vitrail.capture.pass_options import ComputeSettings
+from vitrail.capture.recording import Readout
+from vitrail.capture.seams import AttentionCall
+from vitrail.capture.stream_checks import (
+    StreamsOfPass,
+    hidden_tokens,
+    known_places,
+    known_streams,
+    measured_streams,
+    remember_plain,
+)
+from vitrail.capture.stream_origins import ShownStream
+from vitrail.capture.stream_passes import PlainPass, StreamPass, last_results, read_answer, readout, stream_forward
+from vitrail.capture.streams import Streams
+from vitrail.capture.structure.projections import Unknown
+from vitrail.capture.structure.stream_updates import FoundUpdates, find_updates, read_updates
+from vitrail.errors import SeamError
+from vitrail.models.inputs import Inputs
+from vitrail.models.taking import generates
+from vitrail.targets import Target
+
+AnyScalar = Target | Callable[[Tensor], Tensor]
+
+
+@contextmanager
+def record_streams(
+    model: nn.Module,
+    inputs: Inputs,
+    targets: Sequence[AnyScalar],
+    settings: ComputeSettings,
+    *,
+    changes: bool,
+    norms: bool,
+    cut_readout: bool = False,
+) -> Iterator[StreamPass]:
+    """Run a shadow once with a graph, on tokens that are known from a pass alike, or else measured in a pass before.
+
+    Args:
+        targets: what will be differentiated.
+        changes: whether a method reads what layers add to the streams.
+        norms: whether a method shares relevance by norms of gradients.
+        cut_readout: let a pass whose results are cut tell which tokens are read, and not the gradient of this one.
+    """
+    places = None if cut_readout else known_places(model, inputs, changes=changes)
+    with ExitStack() as stack:
+        run = None
+        if places is not None:
+            plain = stack.enter_context(stream_forward(model, inputs, *places))
+            run = _known_run(model, plain, settings, changes=changes, norms=norms)
+        if run is None:
+            stack.close()
+            measured = _measured_run(model, inputs, targets, settings, changes=changes, cut_readout=cut_readout)
+            run = stack.enter_context(measured)
+            run.norms = norms
+        yield run
+
+
+def _known_run(
+    model: nn.Module, plain: PlainPass, settings: ComputeSettings, *, changes: bool, norms: bool
+) -> StreamPass | None:
+    """Return a pass in which the same was done to tokens as in one that was measured; None where it was not."""
+    met = known_streams(plain, model)
+    if met is None or met[0].found.refusal is not None:
+        return None
+    known, changing = met
+    found, changed = known.found, None
+    if changes:
+        if known.changes is None or changing is None:
+            return None
+        try:
+            real = real_tokens(found.streams, found.shown, plain.calls)
+            changed = read_updates(known.changes, changing, real)
+        except Unknown:  # what to say of it is found out where it is measured
+            return None
+    _check_calls(plain, found.streams)
+    made = plain.inputs, found.streams, found.samples, found.shown, plain.calls, plain.answer, settings
+    return StreamPass(*made, updates=changed, where=known.where, norms=norms)
+
+
+@contextmanager
+def _measured_run(
+    model: nn.Module,
+    inputs: Inputs,
+    targets: Sequence[AnyScalar],
+    settings: ComputeSettings,
+    *,
+    changes: bool,
+    cut_readout: bool,
+) -> Iterator[StreamPass]:
+    """Measure the sequences of tokens in a pass whose results are cut, and run the model as it is."""
+    with measured_streams(model, inputs, sums=changes) as found:
+        if found.refusal is not None:
+            raise SeamError(found.refusal)
+        streams = found.streams
+        changed, unknown = _find_updates(found) if changes else (None, None)
+        calls = [one.call for one in streams.seen.calls]
+        answer = read_answer(streams.seen.answer, inputs, calls, generates=generates(model))
+        where = last_results(streams, answer)
+        starts: dict[int, list[Readout]] = {}
+        for target in targets if where is None or cut_readout else ():
+            scalars = [part.scalar for part in answer.scalars(target)]
+            starts[id(target)] = [_cut_readout(found, scalar) for scalar in scalars]
+    taps = [] if changed is None else [tap for tap in changed.tables.taps if tap is not None]
+    with stream_forward(model, inputs, taps) as plain:
+        if where is not None:
+            remember_plain(plain, model, found, where, changed)
+        _check_calls(plain, streams)
+        made = inputs, streams, found.samples, found.shown, plain.calls, plain.answer, settings
+        updates = None if changed is None else changed.updates
+        yield StreamPass(*made, updates=updates, unknown=unknown, where=where, starts=starts)
+
+
+def _check_calls(plain: PlainPass, streams: Streams) -> None:
+    """Raise unless a pass makes the attention calls that were measured."""
+    if len(plain.calls) != len(streams.attentions):
+        raise SeamError(
+            f"the model made {len(streams.attentions)} attention calls when it was measured and {len(plain.calls)} "
+            "now: what it runs depends on chance or on earlier calls, so its attention cannot be followed."
+        )
+
+
+def _cut_readout(found: StreamsOfPass, scalar: Tensor) -> Readout:
+    """Return the tokens that a scalar reads in the pass whose results are cut."""
+    return Readout(*(readout(found.streams, found.samples, scalar, by_norm=norms) for norms in (False, True)))
+
+
+def _find_updates(found: StreamsOfPass) -> tuple[FoundUpdates | None, SeamError | None]:
+    """Return how every layer transforms tokens, or why that is not known."""
+    calls = [one.call for one in found.streams.seen.calls]
+    try:
+        return find_updates(found.streams, found.samples, real_tokens(found.streams, found.shown, calls)), None
+    except SeamError as why:
+        return None, why
+
+
+def real_tokens(streams: Streams, shown: Sequence[ShownStream], calls: Sequence[AttentionCall]) -> Tensor:
+    """Return which tokens are no padding."""
+    real = ~hidden_tokens(streams, calls)
+    for one in shown:
+        if one.mask is not None:
+            real[one.tokens[~one.mask & (one.tokens >= 0)]] = False
+            real[list(one.padding)] = False
+    return real
