@@ -124,8 +124,8 @@ def test_pointing_reads_the_number_of_every_map_and_colours_need_no_server(opene
 def test_a_canvas_has_the_scores_of_the_library(opened):
     """Without smoothing and at full opacity the brightest cell is the largest score of the map."""
     import vitrail
+    from vitrail.models import picture_path
     from vitrail.models.loading import load
-    from vitrail.models.shipped import picture_path
 
     loaded = load("photo")
     with Image.open(picture_path("golf_ball")) as shown:

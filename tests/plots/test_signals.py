@@ -1,5 +1,7 @@
 """Pictures of audio, tables and videos: what is drawn where, by the pixels and the parts of the figure."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail.attribution import Attribution
-from vitrail.errors import InputError, OptionError
+from vitrail.errors import InputError
 from vitrail.plots.canvas import FOR, shade
+from vitrail.plots.figures import OptionError, sound_figure
 from vitrail.targets import logit
 
 WAVE = ("0-3", "4-7", "8-11")
@@ -44,6 +47,17 @@ def test_long_waves_keep_their_peaks():
     assert len(line.get_xdata()) <= 2000
     assert max(line.get_ydata()) == 5.0
     assert abs(line.get_xdata()[np.argmax(line.get_ydata())] - 77_777) < 200
+
+
+def test_a_sound_keeps_its_peaks_and_its_seconds():
+    wave = torch.zeros(50_000)
+    wave[12_501] = 0.7  # between two of every 25th samples
+    attribution = made("wave", WAVE, [1.0, 0.0, 0.5])
+    axes = sound_figure(attribution, SimpleNamespace(wave=wave, rate=10_000, seconds=30.0), "a click").axes[0]
+    places, heights = axes.lines[0].get_data()
+    assert max(heights) == pytest.approx(0.7)
+    assert places[int(np.argmax(heights))] == pytest.approx(1.25, abs=0.01)
+    assert max(places) == pytest.approx(5.0)
 
 
 def test_a_table_has_a_bar_for_each_feature_with_its_value():

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, OptionError, suggest
-from vitrail.models.shipped import picture_path
+from vitrail.models import picture_path
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import InputError, TargetError, as_path
-from vitrail.models.shipped import MODELS
+from vitrail.models import MODELS
 from vitrail.models.texts import check_text
 from vitrail.targets import Target
 

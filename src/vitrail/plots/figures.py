@@ -30,7 +30,7 @@ from vitrail.plots.pictures import (
     region_of,
     sample_map,
 )
-from vitrail.plots.signals import is_signal, signal_figure
+from vitrail.plots.signals import draw_wave, is_signal, signal_figure
 from vitrail.plots.tokens import SentenceRow, join_runs, pieces, sentence, sentence_figure, token_heatmap
 
 if TYPE_CHECKING:
@@ -267,12 +267,11 @@ def sound_figure(attribution: Attribution, sound: Any, title: str, *, index: int
     figure = canvas.new_figure(WIDE, TALL)
     canvas.write(figure, title, MARGIN, 0.1, fontproperties=canvas.font(HEADING, "bold"))
     axes = canvas.panel(figure, MARGIN, 2 * MARGIN, WIDE - 2 * MARGIN, TALL - 4 * MARGIN)
-    wave = sound.wave[:: max(1, len(sound.wave) // 2000)].cpu()
-    length, high = len(sound.wave) / sound.rate, float(wave.abs().max()) or 1.0
+    length, high = len(sound.wave) / sound.rate, float(sound.wave.abs().max()) or 1.0
     colours = {"cmap": "RdBu_r" if signed else "Purples", "vmin": -1.0 if signed else 0.0, "vmax": 1.0}
     place = (0.0, sound.seconds, -high, high)
     axes.imshow((scores / most)[None].numpy(), extent=place, aspect="auto", interpolation="nearest", **colours)
-    axes.plot([i * length / len(wave) for i in range(len(wave))], wave.numpy(), color=canvas.INK, linewidth=0.5)
+    draw_wave(axes, sound.wave, rate=sound.rate)
     axes.set_xlim(0.0, min(length, sound.seconds))
     axes.xaxis.set_major_locator(MaxNLocator(8))
     axes.tick_params(labelsize=7)

@@ -19,6 +19,7 @@ from vitrail.plots import canvas
 from vitrail.plots.pictures import as_picture, with_map
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
 
@@ -116,8 +117,7 @@ def wave(found: Shaded, values: Tensor | None, heading: str) -> "Figure":
     for token, ((first, last), *_) in enumerate(found.boxes):
         axes.axvspan(first, last + 1, color=canvas.shade(found.scores[token], signed=found.signed), linewidth=0)
     if values is not None:
-        places, heights = _outline(values.numpy())
-        axes.plot(places, heights, color=canvas.INK, linewidth=0.6)
+        draw_wave(axes, values)
     length = 1 + max(box[0][1] for box in found.boxes)
     right = length if values is None else max(length, len(values))
     axes.set_xlim(0, right)
@@ -125,6 +125,12 @@ def wave(found: Shaded, values: Tensor | None, heading: str) -> "Figure":
     for label, side in zip(axes.get_xticklabels(), ("left", "right"), strict=True):
         label.set_horizontalalignment(side)
     return figure
+
+
+def draw_wave(axes: "Axes", values: Tensor, *, rate: float | int = 1) -> None:
+    """Draw a wave over its samples, or over seconds if so many samples make one."""
+    places, heights = _outline(values.cpu().numpy())
+    axes.plot(places / rate, heights, color=canvas.INK, linewidth=0.6)
 
 
 def _outline(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -29,9 +29,9 @@ from vitrail.capture.forward import PredictedLogits, predict
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError, VitrailWarning, suggest
 from vitrail.evaluate.stitch import Canvas, Images, crop, fitted, open_shipped, plan_canvas, stitch
+from vitrail.models import PICTURES
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import read_inputs
-from vitrail.models.shipped import PICTURES
 from vitrail.targets import AnyTarget, Index, Target, as_target
 
 RECOGNISED = 0.5

@@ -18,8 +18,8 @@ import typer
 import vitrail
 from vitrail.errors import InputError, ModelError, OptionError, OutputError, suggest
 from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED, Spec
+from vitrail.models import CLASSES, MODELS
 from vitrail.models.folders import PICTURES, TEXTS
-from vitrail.models.shipped import CLASSES, MODELS
 from vitrail.models.texts import check_text, decode_text, is_blank
 from vitrail.models.texts import read_text as read_file
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from vitrail import zoo
+from vitrail import models, zoo
 from vitrail.api import compare
 from vitrail.attribution import Attribution
 from vitrail.errors import OutputError
-from vitrail.models import shipped
+from vitrail.models import DEMO_SENTENCES as SENTENCES
+from vitrail.models import QUESTION
 from vitrail.models.prompts import read_prompt
-from vitrail.models.shipped import DEMO_SENTENCES as SENTENCES
-from vitrail.models.shipped import QUESTION
 from vitrail.plots import comparison_sheet
 from vitrail.plots.canvas import rendered
 from vitrail.plots.page import PAGE_SCRIPT, answer_body, attribution_block, document, render
@@ -25,7 +24,7 @@ from vitrail.tools.generations import Generation, generate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PICTURES = {f"{name}.jpg": origin for name, origin in shipped.PICTURES.items()}
+PICTURES = {f"{name}.jpg": origin for name, origin in models.PICTURES.items()}
 SHOWN = "consensus"
 """The method of the sentences on the terminal: the default of `explain`."""
 ON_ANSWER = "sentence_drop"

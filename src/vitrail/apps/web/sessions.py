@@ -14,9 +14,9 @@ from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from vitrail import models
 from vitrail.apps.web import MEGABYTE, BusyError, GoneError, Limits, TooLargeError, UnknownSessionError
 from vitrail.apps.web.workers import Job
-from vitrail.models import shipped
 
 
 @dataclass(frozen=True)
@@ -157,13 +157,13 @@ class Sessions:
         self._folder.cleanup()
 
 
-PICTURES = {name: name.replace("_", " ") for name in shipped.PICTURES}
-QUESTIONS = {"sentence-4": shipped.QUESTION}
-TEXTS = {**{f"sentence-{number + 1}": sentence for number, sentence in enumerate(shipped.DEMO_SENTENCES)}, **QUESTIONS}
+PICTURES = {name: name.replace("_", " ") for name in models.PICTURES}
+QUESTIONS = {"sentence-4": models.QUESTION}
+TEXTS = {**{f"sentence-{number + 1}": sentence for number, sentence in enumerate(models.DEMO_SENTENCES)}, **QUESTIONS}
 MODELS = {name: "lookup" if name in QUESTIONS else "sentiment" for name in TEXTS}
 """The embedded model that each text was written for."""
 SIDE = 160
-PATHS = {name: shipped.picture_path(name) for name in PICTURES}
+PATHS = {name: models.picture_path(name) for name in PICTURES}
 EXAMPLES = {
     **{name: Input("image", "", sha256(path.read_bytes()).hexdigest(), path=path) for name, path in PATHS.items()},
     **{name: Input("text", "", sha256(text.encode()).hexdigest(), text=text) for name, text in TEXTS.items()},

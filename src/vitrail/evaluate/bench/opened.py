@@ -34,9 +34,9 @@ from vitrail.evaluate.data.examples import Dataset, DatasetEntry, Example, Image
 from vitrail.evaluate.data.files import read_lines, require_file
 from vitrail.evaluate.data.pictures import PictureFile
 from vitrail.evaluate.stitch import open_shipped
+from vitrail.models import PICTURES, SENTENCES
 from vitrail.models.folders import images_in
 from vitrail.models.loading import Loaded, load
-from vitrail.models.shipped import PICTURES, SENTENCES
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -28,7 +28,7 @@ from vitrail.evaluate.data.segmented import SPELT_IN_VOC, VOC
 from vitrail.evaluate.metrics import fills
 from vitrail.evaluate.removal import seen_pixels
 from vitrail.evaluate.stitch import open_shipped, plan_canvas, stitch
-from vitrail.models.shipped import PICTURES
+from vitrail.models import PICTURES
 
 # By VOC's class: numbers among ImageNet's 1,000 classes, (first, last) for neighbours.
 IMAGENET: Mapping[str, tuple[int | tuple[int, int], ...]] = {

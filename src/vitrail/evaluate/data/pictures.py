@@ -44,9 +44,9 @@ class PictureFile:
     def __call__(self) -> "Image":
         """The picture as RGB."""
         with _reading(self.key, self.source) as file:
-            from vitrail.models.loading.images import decode, to_rgb, upright
+            from vitrail.models.loading.images import read_header, to_rgb, upright
 
-            image = decode(file)
+            image = read_header(file)
             return to_rgb(upright(image) if self.upright else image)
 
     @property
@@ -73,9 +73,10 @@ class PictureFile:
 def open_mask(key: str, source: Source, picture: Source, meanings: Mapping[int, int]) -> Mask:
     """A mask stored as a picture: palette entries or grey levels, one per pixel of its picture, by their meanings."""
     with _reading(key, source) as file:
-        from vitrail.models.loading.images import decode
+        from vitrail.models.loading.images import read_header
 
-        image = decode(file)
+        image = read_header(file)
+        image.load()
     if image.mode not in ONE_CHANNEL:
         raise InputError(f"{key}: {source} is no mask: it has mode {image.mode}, not one channel of numbers.")
     if image.size != (size := size_of(key, picture)):

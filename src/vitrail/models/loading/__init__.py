@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitrail.errors import InputError, ModelError, as_path, suggest
+from vitrail.models import MODELS as EMBEDDED
 from vitrail.models import silent, zoo
 from vitrail.models.loading.huggingface import PICKLES, is_cached, load_huggingface, wrong_task
 from vitrail.models.loading.loaded import Loaded, Sample, find_class, find_device, find_token
 from vitrail.models.loading.vision import is_timm_name, load_timm, load_weights, timm_names
-from vitrail.models.shipped import MODELS as EMBEDDED
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -36,13 +36,13 @@ def open_image(source: Path | File) -> Image.Image:
     """Return the picture in a file as upright RGB, whatever its mode; transparent parts become white."""
     if not isinstance(source, Path):
         with reading():
-            return to_rgb(upright(decode(source)))
+            return to_rgb(upright(read_header(source)))
     if not os.path.isfile(source):  # which is False for a name that is too long
         if os.path.exists(source):
             raise InputError(f"{source} is not a file.")
         raise InputError(f"there is no image at {source}.")
     with reading(source), source.open("rb") as file:
-        return to_rgb(upright(decode(file)))
+        return to_rgb(upright(read_header(file)))
 
 
 @contextmanager
@@ -73,15 +73,8 @@ def reading(what: object = None) -> Iterator[None]:
         raise InputError(f"{name} cannot be read as an image: {words}.{damaged}") from error
 
 
-def decode(file: File) -> Image.Image:
-    """Open and decode a picture of one of the formats that are read."""
-    image = read_header(file)
-    image.load()
-    return image
-
-
 def read_header(file: File, formats: Sequence[str] = ()) -> Image.Image:
-    """Open a picture without decoding it, and refuse one that is too large.
+    """Open a picture, which is decoded when it is first used, and refuse one that is too large.
 
     Args:
         formats: which are tried; by default all that are read.

@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from vitrail.errors import InputError, MissingExtraError, ModelError, suggest
-from vitrail.models import silent
-from vitrail.models.shipped import PICTURES, picture_path
+from vitrail.models import PICTURES, picture_path, silent
 from vitrail.models.zoo.files import REPAIR, dequantise, read_checked, read_json
 from vitrail.models.zoo.modules import BertForSequenceClassification, Config, ViTForImageClassification
 from vitrail.models.zoo.texts import Tokenise, WordPieces, build_lookup, make_reader, make_tokeniser
