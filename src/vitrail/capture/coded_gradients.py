@@ -1,6 +1,6 @@
 """Which row each position of a tensor feeds, measured by coded gradients, in passes whose gradients cost little."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,7 +69,7 @@ class CheapProjections(TorchFunctionMode):
     def __init__(self, clock: Callable[[], int | None]) -> None:
         super().__init__()
         self.clock = clock
-        self.cheap: Collection[int] = ()
+        self.cheap: set[int] = set()
         """The times of projections whose gradient is cheap now."""
         self.pairs: dict[tuple[object, ...], Pair] = {}
 
@@ -89,7 +89,8 @@ class CheapProjections(TorchFunctionMode):
         def project(given: Tensor) -> Tensor:
             return func(*before, given, *after)
 
-        return _RowMap.apply(x, project, back, lambda: time in self.cheap)
+        cheap = self.cheap  # not `self`, whose clock may lead to the graph: the two would hold each other for ever
+        return _RowMap.apply(x, project, back, lambda: time in cheap)
 
     def _pair(self, x: Tensor, wide: int) -> Pair:
         key = (x.shape[-1], wide, x.dtype, x.device)

@@ -171,7 +171,7 @@ def _by_blocks(body: Body, seen: TracedPass) -> _Pass:
     answer = read_output(seen.answer, span=body.anatomy.span, encodings=body.encodings).logits  # detaches nothing
     if seen.projections is not None:  # gradients inside of blocks need not be those of the weights
         ran = [run for some in runs for run in some]
-        seen.projections.cheap = frozenset(time for run in ran for time in range(run.begins, run.ends))
+        seen.projections.cheap.update(time for run in ran for time in range(run.begins, run.ends))
     return _Pass(body, seen, blocks, outside, order, answer)
 
 
