@@ -206,11 +206,14 @@ class Enough(Exception):
     """A pass has come to the module that it was to come to."""
 
 
-def trace(model: nn.Module, some: Inputs, *, until: nn.Module | None = None, sums: bool = False) -> TracedPass:
+def trace(
+    model: nn.Module, some: Inputs, *, until: nn.Module | None = None, learned: bool = False, sums: bool = False
+) -> TracedPass:
     """Run a shadow once on these samples, and keep every execution and every attention call.
 
     Args:
         until: the module at whose beginning the pass ends.
+        learned: let frozen parameters that may be tokens begin the graph, too.
         sums: keep what is added to the residual streams, too.
     """
     inputs, handles = rooted(some), []
@@ -230,7 +233,8 @@ def trace(model: nn.Module, some: Inputs, *, until: nn.Module | None = None, sum
             return one.output
         return one.output.requires_grad_().clone()  # a copy, because models may write into what attention gave
 
-    with _graph_of_learned_tokens(model), hooks(handles), autograd(gradients=True), suppress(Enough):
+    frozen = _graph_of_learned_tokens(model) if learned else nullcontext()
+    with frozen, hooks(handles), autograd(gradients=True), suppress(Enough):
         numbers = {id(module): number for number, module in enumerate(every_module(model))}
         for name, module in model.named_modules():
             enter, leave = partial(_enter, seen, (name, numbers[id(module)]), until), partial(_leave, seen)
@@ -378,7 +382,7 @@ def _graph_of_learned_tokens(model: nn.Module) -> Iterator[None]:
     ]
     try:
         for parameters, name, x in frozen:
-            parameters[name] = nn.Parameter(x.detach())
+            parameters[name] = x.detach().requires_grad_()  # pyright: ignore[reportArgumentType]
         yield
     finally:
         for parameters, name, x in frozen:
@@ -397,7 +401,8 @@ def trace_streams(
     check_model(model)
     half = any(p.dtype is torch.float16 for p in model.parameters())
     dtype = torch.float32 if half else None  # half precision has too few exponents for the codes
-    known = None if half or sums else take_trace(model, inputs)
+    frozen = any(not p.requires_grad for p in model.parameters())  # which may be tokens, and have no graph yet
+    known = None if half or sums or frozen else take_trace(model, inputs)
     with autograd(gradients=True), torch.random.fork_rng(devices=[]):
         some = inputs if dtype is None else inputs.cast(dtype)
         start = torch.get_rng_state()
@@ -409,7 +414,7 @@ def trace_streams(
                 seen = again.pop()
             else:
                 with in_precision(model, dtype):
-                    seen = trace(model, some, sums=sums)
+                    seen = trace(model, some, learned=True, sums=sums)
                 seen.by_chance = not torch.equal(start, torch.get_rng_state())
             _check_calls(model, seen)
             _keep_before(seen)
