@@ -251,6 +251,7 @@ def trace(
         ):
             seen.answer = run_model(model, _copied(inputs))
         note_unapplied(model, follower.waiting)
+    seen.projections.clock = int  # not of this pass: the two would hold each other until they are collected
     return seen
 
 
