@@ -142,9 +142,9 @@ def _run(
 
         args = tuple(leaf(PICTURE if i == 0 else str(i), x) for i, x in enumerate(usable.args))
         some = replace(usable, args=args, kwargs={name: leaf(name, x) for name, x in usable.kwargs.items()})
-        texts, table = texts_of(some), _table(model)
+        texts, table, tables = texts_of(some), _table(model), dict[str, nn.Module]()
         handles = [
-            module.register_forward_hook(partial(_words, texts, roots, root, module is table))
+            module.register_forward_hook(partial(_words, texts, roots, tables, root, module is table))
             for module in model.modules()
             if isinstance(module, nn.Embedding)
         ]
@@ -166,23 +166,43 @@ def _table(model: nn.Module) -> object:
 def _words(
     texts: dict[str, Tensor],
     roots: dict[str, Tensor],
+    tables: dict[str, nn.Module],
     root: Callable[[str, Tensor], Tensor],
     first: bool,  # noqa: FBT001
     module: nn.Module,
     args: tuple,
     out: Tensor,
 ) -> Tensor | None:
-    """Let the gradient end where the token ids of an input become vectors; `first`: in the model's own table."""
+    """Let the gradient end where the token ids of an input become vectors; `first`: in the model's own table.
+
+    Args:
+        tables: the table that was asked for the words of each text.
+    """
     asked = args[0] if args and isinstance(args[0], Tensor) else None
     for name, ids in texts.items():
+        if asked is not None and tables.get(name) is module and len(texts) == 1:
+            return _asked_again(roots[name], asked, ids)
         if name in roots or asked is None:
             continue
         if asked.ndim == 2 and asked.shape[1] > ids.shape[1] and torch.equal(asked[:, : ids.shape[1]], ids):
             # Models that attend in windows pad a text to whole ones.
             return torch.cat([root(name, out[:, : ids.shape[1]]), out[:, ids.shape[1] :]], dim=1)
         if asked.shape == ids.shape and (bool((asked == ids).all()) or (first and len(texts) == 1)):
+            tables[name] = module
             return root(name, out).clone()
     return None
+
+
+def _asked_again(words: Tensor, asked: Tensor, ids: Tensor) -> Tensor | None:
+    """Return the same vectors for the same words; refuse words of the text in another order."""
+    if asked.shape == ids.shape and bool((asked == ids).all()):
+        return words.clone()
+    if len(asked) != len(ids) or not bool(torch.isin(asked, ids).all()):
+        return None
+    raise InputError(
+        f"the table of words is asked for the words of the text, and again for some of them elsewhere (ids of shape "
+        f"{tuple(asked.shape)}): which of its places brings what to the answer is not told apart."
+    )
 
 
 def texts_of(inputs: Inputs) -> dict[str, Tensor]:

@@ -38,6 +38,7 @@ from vitrail.capture.structure.trace import (
     Execution,
     TracedCall,
     TracedPass,
+    is_same,
     take_trace,
     trace,
     trace_streams,
@@ -221,6 +222,9 @@ def _judged(inputs: Inputs, run: _Pass) -> Structure:
     """The structure that follows from what was seen, or why methods that read attention cannot be used."""
     origin = origin_of(inputs, run.arriving, run.seen.beginnings, run.seen.cells_before(run.begin))
     blocks, answer, real = run.blocks, run.answer, inputs.attention_mask
+    again = _check_lookups(run)
+    if again is not None:
+        return Structure(again, again)
     if not blocks or any(len(block.calls) != 1 or block.arriving is None for block in blocks):
         unknown = "attention rows are taken for tokens in order: the blocks are not known"
         return Structure(origin, None if blocks else _check_calls(run, inputs.batch), (unknown,))
@@ -254,6 +258,27 @@ def _judged(inputs: Inputs, run: _Pass) -> Structure:
         refusal = find_unseen_mixing(answer, [after], run.seen.runs_after(run.end))
     conditional = used < len(blocks) and _may_read_more(run) if used else False
     return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used, together, conditional=conditional)
+
+
+def _check_lookups(run: _Pass) -> str | None:
+    """Return why a token shows more than its own word; None if words are looked up where the tokens begin alone."""
+    ids = None if run.seen.inputs is None else run.seen.inputs.ids
+    if ids is None:
+        return None
+    lookups = [x for x in run.seen.every if isinstance(x.module, nn.Embedding) and x.gave_node is not None]
+    given = {x for x in lookups if x.first is not None and is_same(x.first, ids)}
+    tables = {x.module for x in given}
+    entering = node_of(run.blocks[0].arriving) if run.blocks else None
+    for x in lookups:
+        if x.module not in tables or x.first is None:
+            continue
+        if x not in given and len(x.first) == len(ids) and bool(torch.isin(x.first, ids).all()):
+            ends = [run.answer, *(block.arriving for block in run.blocks)]
+            if reached(list(map(node_of, ends)), {x.gave_node}):
+                return "the table of words is asked for the words of the text, and again for some of them elsewhere"
+        if entering is not None and x.gave_node in reached([node_of(run.answer)], {entering, x.gave_node}):
+            return "the answer reads the table of words beside the blocks"
+    return None
 
 
 def _may_read_more(run: _Pass) -> bool:

@@ -194,11 +194,12 @@ class TracedPass:
         inputs = self.inputs
         if inputs is None:
             return []
-        words = [] if inputs.ids is None else [x for asked, x in self.embedded if _is_same(asked, inputs.ids)]
+        words = [] if inputs.ids is None else [x for asked, x in self.embedded if is_same(asked, inputs.ids)]
         return [inputs.shown, *words] if inputs.shown.requires_grad else [*words]
 
 
-def _is_same(asked: Tensor, ids: Tensor) -> bool:
+def is_same(asked: Tensor, ids: Tensor) -> bool:
+    """Return True if a table is asked for these ids."""
     return asked is ids or (asked.shape == ids.shape and bool((asked == ids).all()))
 
 
