@@ -27,7 +27,7 @@ def zebra(place):
 @pytest.fixture(scope="module")
 def labelled(place):
     for name in ("boxer", "tabby", "unicorn"):
-        (place / "labelled" / name).mkdir(parents=True)
+        (place / "labelled" / name).mkdir(parents=True, exist_ok=True)
         for number in range(2):
             Image.open(place / "cat.png").rotate(number * 90).save(place / "labelled" / name / f"{number}.png")
     (place / "labelled" / "boxer" / "bad.png").write_bytes(b"no picture")

@@ -30,7 +30,7 @@ from vitrail.capture.measure import has_streams
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.passes import Pass
-from vitrail.capture.provenance import fingerprint, provenance
+from vitrail.capture.provenance import DRAWN, fingerprint, provenance
 from vitrail.capture.samples import check_all_apart, check_apart
 from vitrail.capture.shadow import dtypes_of, shadow
 from vitrail.capture.structure.blocks import forget
@@ -204,14 +204,15 @@ def _explain_each(
         if same is not request and same.entry is request.entry:  # its part of a forward pass is done once
             request = replace(request, plan=same.plan, inputs=same.inputs)
         requests.append(request)
-    random = torch.get_rng_state()
-    with shadow(model) as own:
+    drawn = list[bool]()
+    with shadow(model, drawn) as own:
         for request in requests if isinstance(own, FromFeatures) else ():
             check_target(own, request.target)
         identity, made = explain_requests(own, read, requests, settings, anatomy)
-        draws = not torch.equal(random, torch.get_rng_state())
-        origin = provenance(own, samples=read.batch, identity=identity, draws=draws)
+        origin = provenance(own, samples=read.batch, identity=identity)
         seconds = time.perf_counter() - started
+    if drawn:
+        origin["random"] = DRAWN
     if len(made) == 1:  # all of the call is its own
         return [attach_metadata(made[0], given, read, origin, seconds=seconds, shared_seconds=0.0)]
     shared = max(0.0, seconds - sum(one.provenance["seconds"] for one in made))

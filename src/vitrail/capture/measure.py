@@ -276,7 +276,8 @@ def _check_lookups(run: _Pass) -> str | None:
             ends = [run.answer, *(block.arriving for block in run.blocks)]
             if reached(list(map(node_of, ends)), {x.gave_node}):
                 return "the table of words is asked for the words of the text, and again for some of them elsewhere"
-        if entering is not None and x.gave_node in reached([node_of(run.answer)], {entering, x.gave_node}):
+        beside = entering is not None and x.gave_node is not entering
+        if beside and x.gave_node in reached([node_of(run.answer)], {entering, x.gave_node}):
             return "the answer reads the table of words beside the blocks"
     return None
 

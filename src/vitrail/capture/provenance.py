@@ -113,15 +113,14 @@ def _state(model: nn.Module) -> list[tuple[str, Tensor]]:
     return found
 
 
-RANDOM = "the model draws random numbers, as by dropout or noise that stays on: the scores are those of one draw"
+DRAWN = "the model draws random numbers, as by dropout or noise that stays on: the scores are those of one draw"
 
 
-def provenance(model: nn.Module, *, samples: int, identity: str | None = None, draws: bool = False) -> dict[str, Any]:
+def provenance(model: nn.Module, *, samples: int, identity: str | None = None) -> dict[str, Any]:
     """What every result of a call carries of its model, beside what it says of itself.
 
     Args:
         identity: the model's fingerprint, if it was taken before.
-        draws: whether random numbers were drawn in its passes.
     """
     lacking = once(model, "state", lambda: _read_weights(model)).lacking
     huggingface = getattr(getattr(model, "config", None), "name_or_path", "")
@@ -132,7 +131,6 @@ def provenance(model: nn.Module, *, samples: int, identity: str | None = None, d
         "model_class": type(model).__name__,
         "model_hash": identity or fingerprint(model),
         **({"model_hash_lacks": f"the values of {lacking} weights"} if lacking else {}),
-        **({"random": RANDOM} if draws else {}),
         "versions": dict(versions()),
         "samples": samples,
     }

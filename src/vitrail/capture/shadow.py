@@ -375,9 +375,21 @@ def _any_nonzero(modules: Sequence[nn.Module], places: Sequence[Place]) -> bool:
     return any(bool(torch.cat(found).any()) for found in kinds.values())
 
 
+_running: list[object] = []
+"""The calls that run now, in all threads."""
+_begun: list[object] = [None]
+"""The call that began last."""
+
+
 @contextmanager
-def shadow(model: object) -> Iterator[nn.Module]:
-    """A shadow of the model for the time of the block, for this call alone."""
+def shadow(model: object, drawn: list[bool] | None = None) -> Iterator[nn.Module]:
+    """A shadow of the model for the time of the block, for this call alone.
+
+    Random numbers that the model draws are put back. Which call they belong to is known where no other runs beside it.
+
+    Args:
+        drawn: takes True when the block ends, if the model has drawn random numbers.
+    """
     module = taken(model)
     if passes.running:
         raise InputError(WITHIN.format(type(module).__name__))
@@ -389,7 +401,9 @@ def shadow(model: object) -> Iterator[nn.Module]:
     handle = own.root.register_forward_pre_hook(copy_caches, with_kwargs=True, prepend=True)
     # If the parameters are written to meanwhile, the passes of one explanation are of several models.
     before = writes_to_all(own.copied.parameters)
-    start = torch.get_rng_state()
+    start, call = torch.get_rng_state(), object()
+    alone, _begun[0] = not _running, call
+    _running.append(call)
     try:
         with nullcontext() if default.type == "cpu" else torch.device("cpu"):
             yield own.root
@@ -401,8 +415,13 @@ def shadow(model: object) -> Iterator[nn.Module]:
         raise known from error
     finally:
         handle.remove()
-        if not torch.equal(start, torch.get_rng_state()):  # the model drew random numbers, which are the caller's
-            torch.set_rng_state(start)
+        _running.remove(call)
+        with without_functions():  # a recorded computation does not depend on it
+            draws = alone and _begun[0] is call and not torch.equal(start, torch.get_rng_state())
+        if draws:
+            torch.set_rng_state(start)  # the random numbers are the caller's
+            drawn = [] if drawn is None else drawn
+            drawn.append(True)
     if writes_to_all(own.copied.parameters) != before:
         raise InputError(CHANGED)
     own.rest()

@@ -209,7 +209,7 @@ def _find_other_shape(index: int, block: TracedBlock, batch: int) -> str | None:
             index, f"its {name} have shape {tuple(x.shape)} where the block has {batch} x {tokens} tokens"
         )
     shape = straight_shape(one, batch)
-    if one.output is not None and (shape is None or shape[-2] != tokens):
+    if one.output is not None and one.order and (shape is None or shape[-2] != tokens):
         return unreadable(index, f"it gives rows of shape {tuple(one.output.shape)} to {tokens} tokens")
     return None
 
