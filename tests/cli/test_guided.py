@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -26,8 +27,9 @@ def zebra(place):
 
 @pytest.fixture(scope="module")
 def labelled(place):
+    shutil.rmtree(place / "labelled", ignore_errors=True)  # a worker may come back to this file
     for name in ("boxer", "tabby", "unicorn"):
-        (place / "labelled" / name).mkdir(parents=True, exist_ok=True)
+        (place / "labelled" / name).mkdir(parents=True)
         for number in range(2):
             Image.open(place / "cat.png").rotate(number * 90).save(place / "labelled" / name / f"{number}.png")
     (place / "labelled" / "boxer" / "bad.png").write_bytes(b"no picture")

@@ -220,11 +220,15 @@ def _unmoved(origin: Origin, model: nn.Module, inputs: Inputs, body: Body) -> Or
 
 def _judged(inputs: Inputs, run: _Pass) -> Structure:
     """The structure that follows from what was seen, or why methods that read attention cannot be used."""
+    found = _judged_by_blocks(inputs, run)
+    several = _check_lookups(run) if found.refusal is None else None
+    return found if several is None else Structure(several, several)
+
+
+def _judged_by_blocks(inputs: Inputs, run: _Pass) -> Structure:
+    """The same by the order of tokens alone."""
     origin = origin_of(inputs, run.arriving, run.seen.beginnings, run.seen.cells_before(run.begin))
     blocks, answer, real = run.blocks, run.answer, inputs.attention_mask
-    again = _check_lookups(run)
-    if again is not None:
-        return Structure(again, again)
     if not blocks or any(len(block.calls) != 1 or block.arriving is None for block in blocks):
         unknown = "attention rows are taken for tokens in order: the blocks are not known"
         return Structure(origin, None if blocks else _check_calls(run, inputs.batch), (unknown,))

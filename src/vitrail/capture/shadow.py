@@ -416,9 +416,8 @@ def shadow(model: object, drawn: list[bool] | None = None) -> Iterator[nn.Module
     finally:
         handle.remove()
         _running.remove(call)
-        with without_functions():  # a recorded computation does not depend on it
-            draws = alone and _begun[0] is call and not torch.equal(start, torch.get_rng_state())
-        if draws:
+        # A computation that is being recorded asks nothing of its own.
+        if alone and _begun[0] is call and not active.answers and not torch.equal(start, torch.get_rng_state()):
             torch.set_rng_state(start)  # the random numbers are the caller's
             drawn = [] if drawn is None else drawn
             drawn.append(True)
