@@ -379,13 +379,17 @@ _running: list[object] = []
 """The calls that run now, in all threads."""
 _begun: list[object] = [None]
 """The call that began last."""
+_random: list[Tensor] = []
+"""The caller's random state, as it was when the first of these calls began."""
+_counting = threading.Lock()
 
 
 @contextmanager
 def shadow(model: object, drawn: list[bool] | None = None) -> Iterator[nn.Module]:
     """A shadow of the model for the time of the block, for this call alone.
 
-    Random numbers that the model draws are put back. Which call they belong to is known where no other runs beside it.
+    Random numbers that models draw are put back when the last call of those that run side by side ends. Which call they
+    belong to is known where no other runs beside it.
 
     Args:
         drawn: takes True when the block ends, if the model has drawn random numbers.
@@ -401,9 +405,11 @@ def shadow(model: object, drawn: list[bool] | None = None) -> Iterator[nn.Module
     handle = own.root.register_forward_pre_hook(copy_caches, with_kwargs=True, prepend=True)
     # If the parameters are written to meanwhile, the passes of one explanation are of several models.
     before = writes_to_all(own.copied.parameters)
-    start, call = torch.get_rng_state(), object()
-    alone, _begun[0] = not _running, call
-    _running.append(call)
+    call = object()
+    with _counting:
+        alone, _begun[0] = not _running, call
+        _random[:] = _random if _running else [torch.get_rng_state()]
+        _running.append(call)
     try:
         with nullcontext() if default.type == "cpu" else torch.device("cpu"):
             yield own.root
@@ -415,12 +421,13 @@ def shadow(model: object, drawn: list[bool] | None = None) -> Iterator[nn.Module
         raise known from error
     finally:
         handle.remove()
-        _running.remove(call)
-        # A computation that is being recorded asks nothing of its own.
-        if alone and _begun[0] is call and not active.answers and not torch.equal(start, torch.get_rng_state()):
-            torch.set_rng_state(start)  # the random numbers are the caller's
-            drawn = [] if drawn is None else drawn
-            drawn.append(True)
+        with _counting:
+            _running.remove(call)
+            # A computation that is being recorded asks nothing of its own.
+            if not _running and not active.answers and not torch.equal(_random[0], torch.get_rng_state()):
+                torch.set_rng_state(_random[0])
+                drawn = drawn if drawn is not None and alone and _begun[0] is call else []
+                drawn.append(True)
     if writes_to_all(own.copied.parameters) != before:
         raise InputError(CHANGED)
     own.rest()
