@@ -260,7 +260,7 @@ def capturing(model: nn.Module, capture: Capture, *, only: int | None = None) ->
         only: the index of the one block that runs, None for the whole model.
     """
     override, safe, rules = capture.pass_options.override, capture.plan.safe, capture.pass_options.within
-    noted = capture.journal if only is None else None
+    noted = capture.journal if only is None and rules is None else None  # rules note what they are asked about
     kind = InterceptAttention if noted is None else NotingAttention
     mode = kind(capture.add_call, override, lambda: capture.block, safe=safe, in_parts=rules is None)
     capture.same = mode.follower.same

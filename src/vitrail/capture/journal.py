@@ -5,12 +5,14 @@ functions are seen by the mode that intercepts attention. Two passes with the sa
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
+from math import prod
 from types import GetSetDescriptorType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.capture.torch_private import current_transform, set_gradients
 
@@ -62,11 +64,8 @@ GATES = frozenset(
         "__add__", "sub", "__sub__",
     )
     if hasattr(place, name)
-)  # fmt: skip
+) | CONVERSIONS | CHOICES  # fmt: skip
 """Functions that may close the way of rows by yes and no, or by a number."""
-NOTED = (
-    BY_INDEX | BY_NUMBER | JOINS | PRODUCTS | CHOICES | {F.one_hot, F.embedding, F.grid_sample} | CONVERSIONS | GATES
-)
 READING = [
     found.__get__
     for name in dir(Tensor)
@@ -78,11 +77,9 @@ OWN = frozenset({
     Tensor.is_inference, set_gradients,
 })  # fmt: skip
 """Functions that hooks of a pass call themselves, and that move nothing."""
-MOVING, SKIPPED = "moving", "skipped"
-HOW: dict[Callable[..., Any], str] = {
-    **dict.fromkeys(NOTED, MOVING),
-    **dict.fromkeys((*OWN, *READING), SKIPPED),
-}
+UNNOTED = OWN.union(READING)
+PLAIN = frozenset({int, float, str, bool, type(None), type(Ellipsis)})
+"""Types of values that stand for themselves in a journal."""
 SMALL = 1 << 20
 """How many entries a matrix has at most that is looked at for being a permutation."""
 
@@ -108,17 +105,22 @@ class Journal:
 
     def note(self, func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> None:
         """Keep that a function runs."""
-        how = HOW.get(func)
-        if how is not SKIPPED:
-            self.notes.append(func)
-        if how is MOVING and not self.closed:
-            if current_transform() is not None:  # inside torch.vmap no number can be read: no other pass is like it
-                self.notes.append(object())
-                return
-            self.moved |= func in ALONG or _is_part(func, args)
+        if func in UNNOTED:
+            return
+        self.notes.append(func)
+        moves = MOVES.get(func)
+        if self.closed or (moves is None and func not in GATES and func is not F.embedding):  # nearly all end here
+            return
+        if current_transform() is not None:  # inside torch.vmap no number can be read: no other pass is like it
+            self.notes.append(object())
+            return
+        if func in GATES:
             self.gates += _gates(func, args, kwargs)
-            moves = self._moves(func, args, kwargs)
-            self.notes += moves if self.length is None else [_without_length(x, self.length) for x in moves]
+        if func in ALONG or (func is Tensor.__getitem__ and _is_part(args)):
+            self.moved = True
+        found = self._rows_asked(args) if func is F.embedding else moves(args, kwargs) if moves is not None else ()
+        for x in found:
+            self.notes.append(x if self.length is None else _without_length(x, self.length))
 
     def close(self) -> None:
         """Keep the functions alone from here on: which tokens an answer reads is measured in every call."""
@@ -129,28 +131,10 @@ class Journal:
         """All notes, as one key."""
         return (*self.notes, *(map(_plain, self.gates) if self.moved else ()))
 
-    def _moves(self, func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> Iterable[object]:
-        """Return what a function moves rows by."""
-        if func is F.embedding:
-            asked = self._is_asked(args[0])
-            return [asked] if asked or isinstance(args[1], torch.nn.Parameter) else [asked, _content(args[0])]
-        if func is F.grid_sample:
-            return [_content(x) for x in (*args[1:], *kwargs.values()) if isinstance(x, Tensor)]
-        if func in CHOICES:
-            given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-            rows = sum(x.is_floating_point() and x.ndim > 1 for x in given)
-            return _values(given) if rows > 1 else []
-        if func in PRODUCTS:
-            given = [x for x in args if isinstance(x, Tensor)]
-            entrywise = func in ENTRYWISE and not _is_outer(given)
-            return [] if entrywise else [_content(x) for x in given if _is_selection(x)]
-        if func in JOINS:
-            return [*_places(args[0] if args else kwargs.get("tensors")), *_numbers([*args[1:], *kwargs.values()])]
-        if func in CONVERSIONS or func in GATES:
-            return []
-        if func in BY_NUMBER:
-            return _numbers([*args[1:], *kwargs.values()])
-        return _values([*(args if func is F.one_hot else args[1:]), *kwargs.values()])
+    def _rows_asked(self, args: tuple) -> list[object]:
+        """Return which rows of a table of embeddings are asked for."""
+        asked = self._is_asked(args[0])
+        return [asked] if asked or isinstance(args[1], nn.Parameter) else [asked, _content(args[0])]
 
     def _is_asked(self, asked: object) -> bool:
         """Return True if a table of embeddings is asked for the token ids that the model is given."""
@@ -160,9 +144,9 @@ class Journal:
         return asked is ids or (asked.numel() == ids.numel() and torch.equal(asked.reshape(ids.shape).to(ids), ids))
 
 
-def _is_part(func: Callable[..., Any], args: tuple) -> bool:
-    """Return True if a function takes a part of rows of numbers, other than along the last axis alone."""
-    if func is not Tensor.__getitem__ or not args[0].is_floating_point() or args[0].ndim < 3:
+def _is_part(args: tuple) -> bool:
+    """Return True if a part of rows of numbers is taken, other than along the last axis alone."""
+    if not args[0].is_floating_point() or args[0].ndim < 3:
         return False
     places = args[1] if isinstance(args[1], tuple) else (args[1],)
     return Ellipsis not in [x for x in places if not isinstance(x, Tensor)] and any(
@@ -175,22 +159,21 @@ def _gates(func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> 
     if func in CONVERSIONS:
         yes_or_no = not args[0].is_floating_point() and args[0].ndim > 0 and args[0].numel() <= SMALL
         return [args[0]] if yes_or_no else []
-    if func not in GATES and func not in CHOICES:
-        return []
     found: list[object] = []
     for x in (*args, *kwargs.values()):
-        small = isinstance(x, Tensor) and not x.is_floating_point() and x.ndim > 0 and x.numel() <= SMALL
-        found += [x] if small or isinstance(x, (int, float)) else []
+        if isinstance(x, Tensor):
+            if not x.is_floating_point() and x.ndim > 0 and x.numel() <= SMALL:
+                found.append(x)
+        elif isinstance(x, (int, float)):
+            found.append(x)
     return found
 
 
 def _without_length(x: object, length: int) -> object:
     """Return a note in which multiples of the number of words are written as such."""
-    if isinstance(x, tuple):
-        return tuple([_without_length(one, length) for one in x])
-    if type(x) is int and x and x % length == 0:
-        return LENGTH, x // length
-    return x
+    if type(x) is int:
+        return (LENGTH, x // length) if x and x % length == 0 else x
+    return tuple([_without_length(one, length) for one in x]) if isinstance(x, tuple) else x
 
 
 def _places(given: object) -> list[object]:
@@ -203,7 +186,9 @@ def _numbers(given: Iterable[object]) -> list[object]:
     """Return the numbers among arguments."""
     found: list[object] = []
     for x in given:
-        if isinstance(x, (tuple, list)):
+        if type(x) in PLAIN:
+            found.append(x)
+        elif isinstance(x, (tuple, list)):
             found += ["(", *_numbers(x), ")"]
         elif not isinstance(x, Tensor):
             found.append(_plain(x))
@@ -229,7 +214,7 @@ def _plain(x: object) -> object:
         return ("slice", _plain(x.start), _plain(x.stop), _plain(x.step))
     if isinstance(x, Tensor):
         return _content(x)
-    return x if isinstance(x, (int, float, str, bool, type(None), type(Ellipsis))) else repr(x)
+    return x if isinstance(x, (int, float, str)) or type(x) in PLAIN else repr(x)
 
 
 def _content(x: Tensor) -> tuple[object, ...]:
@@ -244,13 +229,70 @@ def _content(x: Tensor) -> tuple[object, ...]:
 
 def _is_outer(given: Sequence[Tensor]) -> bool:
     """Return True if a product of entries has more of them than each factor: its sum may put rows together."""
-    return len(given) == 2 and torch.broadcast_shapes(*(x.shape for x in given)).numel() > max(x.numel() for x in given)
+    if len(given) != 2 or given[0].shape == given[1].shape:
+        return False
+    most = max(x.numel() for x in given)
+    return prod(map(max, zip_longest(*(x.shape[::-1] for x in given), fillvalue=1))) > most
 
 
 def _is_selection(x: Tensor) -> bool:
     """Return True if a tensor holds zeros and ones alone, as a matrix does that picks rows."""
-    if x.ndim < 2 or x.numel() > SMALL:
-        return False
-    first = x.detach().reshape(-1)[:8]
-    plain = ((first == 0) | (first == 1)).all()
-    return bool(plain) and bool(((x == 0) | (x == 1)).all())
+    if isinstance(x, nn.Parameter) or x.ndim < 2 or not 0 < x.numel() <= SMALL:
+        return False  # what was measured of a model holds for the weights that it had then
+    last = x.detach()[(-1,) * x.ndim].item()  # of a causal map the first rows are zeros and ones, the last is not
+    return last in (0, 1) and bool(((x == 0) | (x == 1)).all())
+
+
+def _numbers_after(args: tuple, kwargs: Mapping[str, Any]) -> list[object]:
+    """Return the numbers that a function moves the rows of its first argument by."""
+    return _numbers([*args[1:], *kwargs.values()])
+
+
+def _indices_after(args: tuple, kwargs: Mapping[str, Any]) -> list[object]:
+    """Return the numbers and the indices that a function moves the rows of its first argument by."""
+    return _values([*args[1:], *kwargs.values()])
+
+
+def _indices(args: tuple, kwargs: Mapping[str, Any]) -> list[object]:
+    """Return the numbers and the indices among all arguments."""
+    return _values([*args, *kwargs.values()])
+
+
+def _grid(args: tuple, kwargs: Mapping[str, Any]) -> list[object]:
+    """Return the places that a picture is sampled at."""
+    return [_content(x) for x in (*args[1:], *kwargs.values()) if isinstance(x, Tensor)]
+
+
+def _joined(args: tuple, kwargs: Mapping[str, Any]) -> list[object]:
+    """Return the order of what is joined, and the axis."""
+    return [*_places(args[0] if args else kwargs.get("tensors")), *_numbers_after(args, kwargs)]
+
+
+def _chosen(args: tuple, kwargs: Mapping[str, Any]) -> list[object]:
+    """Return where rows of one tensor are taken and where those of another."""
+    given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
+    rows = sum(x.is_floating_point() and x.ndim > 1 for x in given)
+    return _values(given) if rows > 1 else []
+
+
+def _selections(args: tuple, kwargs: Mapping[str, Any]) -> list[object]:
+    """Return the factors that pick rows."""
+    return [_content(x) for x in args if isinstance(x, Tensor) and _is_selection(x)]
+
+
+def _selections_in_parts(args: tuple, kwargs: Mapping[str, Any]) -> list[object]:
+    """Return the factors that pick rows where the product is summed later."""
+    return _selections(args, kwargs) if _is_outer([x for x in args if isinstance(x, Tensor)]) else []
+
+
+MOVES: dict[Callable[..., Any], Callable[[tuple, Mapping[str, Any]], list[object]]] = {
+    **dict.fromkeys(BY_INDEX, _indices_after),
+    F.one_hot: _indices,
+    **dict.fromkeys(BY_NUMBER, _numbers_after),
+    **dict.fromkeys(JOINS, _joined),
+    **dict.fromkeys(PRODUCTS, _selections),
+    **dict.fromkeys(ENTRYWISE, _selections_in_parts),
+    **dict.fromkeys(CHOICES, _chosen),
+    F.grid_sample: _grid,
+}
+"""What a function moves rows by, read off its arguments."""

@@ -20,7 +20,7 @@ from vitrail.capture.hooks import Capture, replaced_stream
 from vitrail.capture.seams.call import positional, tensors_in
 from vitrail.capture.seams.intercept import on_top_of
 from vitrail.capture.shadow import hooks, once
-from vitrail.capture.torch_private import saving_hooks
+from vitrail.capture.torch_private import saving_hooks, without_functions
 from vitrail.relevance.lrp.kinds import (
     ADDITIONS,
     IN_PLACE,
@@ -104,6 +104,9 @@ class _Propagate(TorchFunctionMode):
     ) -> Any:  # noqa: ANN401
         """Run one function by its rule."""
         kwargs = kwargs or {}
+        if self.capture.journal is not None:
+            with without_functions():
+                self.capture.journal.note(func, args, kwargs)
         if self.paused or func in QUERIES:
             return func(*args, **kwargs)
         if self.capture.pass_options.last_block and not self.capture.roots:  # in blocks below the last
