@@ -1,6 +1,7 @@
 """A forward that writes into a parameter or into a large buffer is refused before the write, however it writes."""
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 
 import vitrail
 from vitrail.capture.shadow import pass_context, shadow
+from vitrail.capture.writes import SharedMemory
 from vitrail.errors import VitrailError
 
 IDS = torch.tensor([[1, 5, 9, 2, 4], [1, 7, 8, 4, 2]])
@@ -307,3 +309,102 @@ def test_a_watched_pass_gives_the_same_logits_bit_for_bit():
     with shadow(model) as own, pass_context(own, (IDS,), {}):
         watched = own(IDS)
     assert torch.equal(plain, watched)
+
+
+def set_gradient(model):
+    model.trained.grad = torch.ones(3)
+
+
+def zero_gradient(model):
+    model.zero_grad(set_to_none=False)
+
+
+def forget_gradient(model):
+    model.zero_grad()
+
+
+def run_backward(model):
+    with torch.enable_grad():
+        (model.trained**2).sum().backward()
+
+
+def freeze(model):
+    model.embed.weight.requires_grad_(requires_grad=False)
+
+
+def unset_requires_grad(model):
+    model.trained.requires_grad = False
+
+
+def hook_gradient(model):
+    model.trained.register_hook(lambda gradient: 2 * gradient)
+
+
+GRADIENT_CHANGES = (
+    set_gradient, zero_gradient, forget_gradient, run_backward, freeze, unset_requires_grad, hook_gradient,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("change", GRADIENT_CHANGES)
+def test_a_forward_that_changes_gradients_of_the_model_is_refused(change, graded):
+    model = Plain(lambda model, states: change(model))
+    if graded:
+        for x in model.parameters():
+            x.grad = torch.full_like(x, 2.0)
+    before = [(x.grad, x.requires_grad) for x in model.parameters()]
+    nothing_to_change = change in (zero_gradient, forget_gradient) and not graded
+    for _ in range(2):
+        with nullcontext() if nothing_to_change else pytest.raises(VitrailError, match="changes the gradient"):
+            vitrail.explain(model, IDS, "gae", target=1)
+        for x, (gradient, required) in zip(model.parameters(), before, strict=True):
+            assert x.grad is gradient
+            assert x.requires_grad == required
+            assert not x._backward_hooks
+            assert gradient is None or torch.equal(gradient, torch.full_like(x, 2.0))
+
+
+def test_gradients_inside_of_a_forward_that_change_nothing_are_explained():
+    def read(model, states):
+        with torch.enable_grad():
+            torch.autograd.grad((model.trained**2).sum(), model.trained)
+        model.trained.requires_grad = True
+
+    model = Plain(read)
+    assert torch.equal(
+        vitrail.explain(model, IDS, "gae", 1).scores,
+        vitrail.explain(Plain(lambda model, states: None), IDS, "gae", 1).scores,
+    )
+
+
+@pytest.mark.parametrize("graded", [False, True])
+def test_a_module_that_the_forward_converts_is_converted_in_the_shadow_alone(graded):
+    """As routers of mixtures of experts are, which run in float32."""
+
+    class Converts(Plain):
+        def forward(self, ids):
+            states = self.encoder(self.embed(ids))
+            self.head = self.head.to(torch.float32)
+            return self.head(states[:, 0].to(torch.float32))
+
+    model = Converts(lambda model, states: None).double()
+    plain = [x.detach().clone() for x in model.parameters()]
+    for x in model.parameters() if graded else ():
+        x.grad = torch.full_like(x, 2.0)
+    before = {name: (x, x.data_ptr(), x.dtype, x.grad) for name, x in model.named_parameters()}
+    found = [vitrail.explain(model, IDS, method, 1).scores for method in ("gae", "consensus", "gae")]
+    assert torch.equal(found[0], found[2])
+    for (name, x), copied in zip(model.named_parameters(), plain, strict=True):
+        assert (x, x.data_ptr(), x.dtype, x.grad) == before[name]
+        assert torch.equal(x, copied)
+        assert not graded or torch.equal(x.grad, torch.full_like(x, 2.0))
+
+
+def test_memory_that_a_model_gives_back_while_it_runs_is_not_taken_for_a_parameters():
+    model = Plain(lambda model, states: None)
+    shared = SharedMemory(list(model.named_parameters()), list(model.modules()))
+    place = model.trained.untyped_storage()._cdata
+    model.trained.data = torch.ones(3)
+    others = [torch.zeros(3) for _ in range(200)]
+    assert place not in [x.untyped_storage()._cdata for x in others]
+    assert not any(shared.holds(x) for x in others)

@@ -223,8 +223,11 @@ class _Shadow:
     def refuse_writes(self, form: Hashable) -> Iterator[None]:
         """Refuse writes into the user's model in a pass; if none is made, passes over such inputs are trusted."""
         unseen = once(self.root, "writes unseen", lambda: writes_unseen(self.root))
-        with refusing(SharedMemory(self._shared()), exchange=unseen):
+        shared = SharedMemory(self._shared(), every_module(self.root))
+        with refusing(shared, arrays=unseen) as changes:
             yield
+        if changes.converted:  # and will be in every call: its modules are converted before they are watched
+            self.memory.known["writes unseen"] = unseen = True
         if not unseen:
             self.memory.checked.add(form)
 

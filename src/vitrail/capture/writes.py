@@ -1,15 +1,16 @@
 """Refuse what a forward would write into memory that a shadow shares with the user's model.
 
-A shadow shares parameters and large buffers. Small buffers are copied for each call. torch counts most writes, but it
-does so after they happened, and it does not count writes through `.data` at all. So the passes over inputs of a new
-form run below a mode that sees each operation before it runs. The passes of models whose own code uses `.data` or
-`.numpy()` all do.
+A shadow shares parameters, their gradients, and large buffers. Small buffers are copied for each call. torch counts
+most writes, but it does so after they happened, and it does not count writes through `.data` at all. So the passes over
+inputs of a new form run below modes that see each operation before it runs. The passes of models whose own code uses
+`.data`, `.grad` or `.numpy()` all do, and those of models that convert their modules.
 """
 
 import functools
+import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -21,7 +22,10 @@ from vitrail.capture.torch_private import DispatchMode
 from vitrail.errors import InputError
 from vitrail.models.taking import every_module
 
-UNSEEN = frozenset({"data", "numpy", "asarray", "__array__", "vector_to_parameters"})
+UNSEEN = frozenset(
+    {"data", "numpy", "asarray", "__array__", "vector_to_parameters", "grad", "backward", "zero_grad", "requires_grad"}
+    | {"requires_grad_", "register_hook", "register_post_accumulate_grad_hook"}
+)
 """Names in code that can write where torch does not count."""
 PLAIN = (Tensor, nn.Parameter)
 
@@ -31,13 +35,22 @@ class SharedMemory:
 
     Args:
         named: parameters and buffers, with their places in words.
+        modules: the modules of the shadow.
     """
 
-    def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
+    def __init__(self, named: Sequence[tuple[str, Tensor]], modules: Sequence[nn.Module]) -> None:
+        self.modules = modules
         self.kept = [x for _, x in named if _is_plain(x)]
         self.places = {_memory(x): where for where, x in named if _is_plain(x)}
         self.parameters = {_memory(x) for x in self.kept if isinstance(x, nn.Parameter)}
-        self.users = {id(x) for x in self.kept if isinstance(x, nn.Parameter) or x.requires_grad}
+        self.users = {id(x): where for where, x in named if isinstance(x, nn.Parameter) or x.requires_grad}
+        self.trained = [x for x in self.kept if id(x) in self.users]
+        self.gradients = [x.grad for x in self.trained]
+        graded = [(self.users[id(x)], x.grad) for x in self.trained if x.grad is not None and _is_plain(x.grad)]
+        self.of_gradients = {_memory(gradient): where for where, gradient in graded}
+        self.places |= self.of_gradients
+        # Held, so that no other tensor gets their memory while a pass runs.
+        self.storages = [x.untyped_storage() for x in self.kept]
 
     def holds(self, x: object) -> bool:
         """Return True if a tensor lies in this memory."""
@@ -46,6 +59,8 @@ class SharedMemory:
     def refusal(self, written: Tensor) -> InputError:
         """The error for a write into a tensor of this memory."""
         where = self.places[_memory(written)]
+        if _memory(written) in self.of_gradients:
+            return gradient_refusal(where)
         if _memory(written) in self.parameters:
             return InputError(
                 f"the forward of the model writes into the parameter {where}. This was stopped before the write: else "
@@ -65,6 +80,31 @@ class SharedMemory:
             "model's own. Explain the model without that cache (for example use_cache=False), or with one of at most "
             "4 MiB."
         )
+
+    def convert(self, parameter: Tensor, converted: Tensor) -> None:
+        """Give the shadow a parameter of its own, converted, where the model converts one of its modules."""
+        own = nn.Parameter(converted, requires_grad=parameter.requires_grad)
+        for module in self.modules:
+            for name, x in module._parameters.items():
+                if x is parameter:
+                    module._parameters[name] = own
+
+    def restore_gradients(self) -> str | None:
+        """Put back gradients that a backward pass has exchanged; return where, if there are any."""
+        exchanged = None
+        for x, before in zip(self.trained, self.gradients, strict=True):
+            if x.grad is not before:
+                x.grad, exchanged = before, self.users[id(x)]
+        return exchanged
+
+
+def gradient_refusal(where: str) -> InputError:
+    """The error for a forward that changes the gradient of a parameter, or whether it has one."""
+    return InputError(
+        f"the forward of the model changes the gradient of {where}, or how it is made (.grad, backward, requires_grad, "
+        "register_hook). The explained copy shares its parameters with the model, so this was undone or stopped. Do it "
+        "outside of forward; torch.autograd.grad changes nothing."
+    )
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -106,42 +146,84 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:  # noqa: ANN40
     return tuple((i, x.name) for i, x in arguments if x.alias_info is not None and x.alias_info.is_write)
 
 
-class _RefuseExchange(TorchFunctionMode):
-    """Raise before a parameter is given other memory, and hand out arrays of shared memory for reading only."""
+class RefuseChanges(TorchFunctionMode):
+    """Raise before a parameter is given other memory or a gradient, and lend arrays of shared memory for reading only.
 
-    def __init__(self, shared: SharedMemory) -> None:
+    Where the model converts one of its modules, as `router.to(torch.float32)` does, only the shadow's is converted.
+    """
+
+    def __init__(self, shared: SharedMemory, *, arrays: bool) -> None:
         super().__init__()
-        self.shared = shared
+        self.shared, self.arrays = shared, arrays
         self.lent: Tensor | None = None  # the last tensor of which an array was handed out
+        self.converted = False
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-        if func == _SET_DATA and id(args[0]) in self.shared.users:
-            raise self.shared.refusal(args[0])
+        if func in _CHANGES and not self._check(func, args, kwargs or {}):
+            return None
         found = func(*args, **(kwargs or {}))
-        if func in (Tensor.numpy, Tensor.__array__) and self.shared.holds(args[0]):
+        if self.arrays and func in (Tensor.numpy, Tensor.__array__) and self.shared.holds(args[0]):
             found.flags.writeable = False
             self.lent = args[0]
         return found
 
+    def _check(self, func: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:  # noqa: ANN401
+        """Refuse a change of what the model has; return False if it was made on the shadow instead."""
+        x, shared = args[0], self.shared
+        if func == _SET_DATA:
+            if any(x is gradient for gradient in shared.gradients):
+                if not _is_conversion():
+                    raise shared.refusal(x)
+                return False  # the gradient of a parameter that was converted, which no pass reads
+            if id(x) in shared.users and not _is_conversion():
+                raise shared.refusal(x)
+            if id(x) in shared.users and _memory(args[1]) != _memory(x):
+                shared.convert(x, args[1])
+                self.converted = True
+                return False
+        elif id(x) in shared.users:
+            value = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+            if func in _HOOKS or value is not (x.grad if func == _SET_GRAD else x.requires_grad):
+                raise gradient_refusal(shared.users[id(x)])
+        return True
+
+
+def _is_conversion() -> bool:
+    """Return True if a module is being converted, by its `to` and the like."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is nn.Module._apply.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
 
 _SET_DATA = Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_SET_GRAD = Tensor.grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+_CHANGES = frozenset({_SET_DATA, _SET_GRAD, _SET_REQUIRES_GRAD, Tensor.requires_grad_, *_HOOKS})
 
 
 @contextmanager
-def refusing(shared: SharedMemory, *, exchange: bool) -> Iterator[None]:
-    """Refuse writes into shared memory within a block.
+def refusing(shared: SharedMemory, *, arrays: bool) -> Iterator["RefuseChanges"]:
+    """Refuse writes into shared memory within a block, and changes of parameters and their gradients.
 
     Args:
-        exchange: also refuse to exchange the memory of a parameter, and writes through arrays.
+        arrays: also refuse writes through arrays.
     """
-    arrays = _RefuseExchange(shared)
+    changes = RefuseChanges(shared, arrays=arrays)
     try:
-        with arrays if exchange else nullcontext(), _RefuseWrites(shared):
-            yield
+        with changes, _RefuseWrites(shared):
+            yield changes
     except (ValueError, TypeError) as error:
-        if arrays.lent is None or "read-only" not in str(error):
+        if changes.lent is None or "read-only" not in str(error):
             raise
-        raise shared.refusal(arrays.lent) from error
+        raise shared.refusal(changes.lent) from error
+    finally:
+        exchanged = shared.restore_gradients()
+    if exchanged is not None:
+        raise gradient_refusal(exchanged)
 
 
 def writes_unseen(root: nn.Module) -> bool:
