@@ -119,8 +119,9 @@ class Journal:
         if func in ALONG or (func is Tensor.__getitem__ and _is_part(args)):
             self.moved = True
         found = self._rows_asked(args) if func is F.embedding else moves(args, kwargs) if moves is not None else ()
+        length = self.length
         for x in found:
-            self.notes.append(x if self.length is None else _without_length(x, self.length))
+            self.notes.append(_without_length(x, length) if length is not None and type(x) in (int, tuple) else x)
 
     def close(self) -> None:
         """Keep the functions alone from here on: which tokens an answer reads is measured in every call."""
