@@ -3,7 +3,9 @@
 import contextvars
 import copy
 import os
+import random
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -577,3 +579,96 @@ def test_a_graph_that_is_cut_for_some_contents_is_refused_there(make, method):
         with pytest.raises(CutGraphError):
             vitrail.explain(model, ids, method, 1)
         vitrail.explain(model, EVEN, method, 1)
+
+
+CALLS = [0]
+
+
+class TurnedByCalls(Reader):
+    """Every second pass turns the tokens round."""
+
+    def between(self, x, ids):
+        CALLS[0] += 1
+        return x.flip(1) if CALLS[0] % 2 else x
+
+
+class TurnedByBuffer(Reader):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def between(self, x, ids):
+        self.calls += 1
+        return x.flip(1) if int(self.calls) % 2 else x
+
+
+class ReadByCalls(Reader):
+    def read(self, x, ids, early):
+        CALLS[0] += 1
+        return x[:, 0] if CALLS[0] % 2 else x[:, -1]
+
+
+@pytest.mark.parametrize("method", ["auto", "leave_one_out", "integrated_gradients"])
+@pytest.mark.parametrize("make", [TurnedByCalls, TurnedByBuffer, ReadByCalls])
+def test_a_model_that_counts_its_calls_is_not_explained_by_several_passes(make, method):
+    for before in range(2):
+        CALLS[0], model = before, make().double().eval()
+        for ids in (EVEN, EVEN[:1], EVEN[:1]):
+            with pytest.raises(VitrailError, match="another answer when it runs again"):
+                vitrail.explain(model, ids, method, 1)
+
+
+class TurnedByChance(Reader):
+    def between(self, x, ids):
+        return x.flip(1) if self.chance() else x
+
+
+class ByTorch(TurnedByChance):
+    def chance(self):
+        return bool(torch.rand(()) < 0.5)
+
+
+class ByPython(TurnedByChance):
+    def chance(self):
+        return random.random() < 0.5
+
+
+class ByNumPy(TurnedByChance):
+    def chance(self):
+        return np.random.rand() < 0.5
+
+
+class AlwaysTurned(TurnedByChance):
+    def chance(self):
+        return True
+
+
+class NeverTurned(TurnedByChance):
+    def chance(self):
+        return False
+
+
+def random_states():
+    kind, numbers, place, *_ = np.random.get_state()
+    return torch.get_rng_state().tolist(), random.getstate(), kind, numbers.tolist(), place
+
+
+@pytest.mark.parametrize("method", ["auto", "leave_one_out", "attn_lrp", "input_x_gradient", "gae"])
+@pytest.mark.parametrize("make", [ByTorch, ByPython, ByNumPy])
+def test_a_model_that_draws_its_order_is_explained_by_one_draw_and_the_callers_numbers_stay(make, method):
+    ways = [one().double().eval() for one in (AlwaysTurned, NeverTurned)]
+    model, answers = make().double().eval(), 0
+    for seed, ids in enumerate((EVEN, EVEN, EVEN[:1], EVEN[:1], EVEN, EVEN)):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed)
+        before = random_states()
+        found = answered(model, ids, method)
+        assert random_states() == before
+        if isinstance(found, VitrailError):
+            continue
+        assert "one draw" in found.provenance["random"]
+        known = [answered(one, ids, method) for one in ways]
+        assert any(torch.allclose(found.scores, one.scores) for one in known if not isinstance(one, VitrailError))
+        answers += 1
+    assert answers

@@ -1,8 +1,8 @@
-"""Whether the answer to one sample is made of that sample alone.
+"""Whether the answer to one sample is made of that sample alone, and is the same whenever the model runs on it.
 
 A model that compares the samples of a batch, or normalises over them, gives each an answer that hangs on the others. A
 map of one sample would then leave out, or hold, parts of others. This is measured at the inputs, whatever is inside the
-model, so every method asks it here.
+model, so every method asks it here. Methods that run the model again also ask whether it gives the same answer again.
 """
 
 import math
@@ -13,9 +13,11 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from vitrail.capture.input_gradients import at_inputs
+from vitrail.capture.outputs import read_output, run_model
 from vitrail.capture.pass_options import PassOptions
 from vitrail.capture.refusals import COUPLED
-from vitrail.capture.shadow import dtypes_of, remembered
+from vitrail.capture.residuals import close
+from vitrail.capture.shadow import autograd, dtypes_of, remembered
 from vitrail.capture.structure.cache import form_of
 from vitrail.errors import MethodError, SeamError
 from vitrail.models.inputs import Inputs
@@ -47,6 +49,22 @@ def check_copies(model: nn.Module, inputs: Inputs) -> None:
         raise MethodError(f"{COUPLED} This method runs several copies of a sample at once: take one that does not.")
 
 
+def _few(inputs: Inputs) -> Inputs:
+    return inputs if inputs.batch <= MOST else inputs.take(torch.tensor([0, 1, inputs.batch - 1]))
+
+
+def measure_repeats(model: nn.Module, inputs: Inputs) -> tuple[bool, bool]:
+    """Return whether two passes over a few samples answer alike, and whether they draw random numbers."""
+    some, before, draws = _few(inputs), torch.get_rng_state(), False
+    with suppress(Exception), autograd(gradients=False):  # of the model's own code: why it fails is said elsewhere
+        first = read_output(run_model(model, some), broken=True).wide.nan_to_num()
+        draws = not torch.equal(before, torch.get_rng_state())
+        torch.set_rng_state(before)
+        second = read_output(run_model(model, some), broken=True).wide.nan_to_num()
+        return first.shape == second.shape and close(first, second, dtypes_of(model)), draws
+    return True, draws
+
+
 def _coupled(model: nn.Module, inputs: Inputs) -> bool:
     """Return True if the answers to these samples depend on each other; measured once for each form of input."""
     form = form_of(inputs, samples=MOST, longest=math.inf)
@@ -55,8 +73,7 @@ def _coupled(model: nn.Module, inputs: Inputs) -> bool:
 
 def _measured(model: nn.Module, inputs: Inputs) -> bool:
     """Measure a few samples, or all where the model takes no fewer."""
-    few = inputs if inputs.batch <= MOST else inputs.take(torch.tensor([0, 1, inputs.batch - 1]))
-    for some in (few, inputs):
+    for some in (_few(inputs), inputs):
         with suppress(Exception):  # of the model's own code, which may raise anything
             return _depend_on_each_other(model, some)
     return False  # why it does not run is said where it is explained

@@ -14,6 +14,7 @@ Caches of keys and values among the arguments of a model are the caller's: the s
 
 import copy
 import gc
+import random
 import threading
 import types
 import weakref
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from operator import is_
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +42,7 @@ from vitrail.capture.references import (
 )
 from vitrail.capture.torch_errors import explained_error
 from vitrail.capture.torch_private import uncompiled, without_functions, writes_to_all
-from vitrail.capture.writes import SharedMemory, refusing, writes_unseen
+from vitrail.capture.writes import DRAWING, UNSEEN, SharedMemory, refusing, uses_names
 from vitrail.errors import InputError, VitrailError
 from vitrail.models.taking import every_module, taken
 
@@ -222,13 +224,15 @@ class _Shadow:
     @contextmanager
     def refuse_writes(self, form: Hashable) -> Iterator[None]:
         """Refuse writes into the user's model in a pass; if none is made, passes over such inputs are trusted."""
-        unseen = once(self.root, "writes unseen", lambda: writes_unseen(self.root))
-        shared = SharedMemory(self._shared(), every_module(self.root))
-        with refusing(shared, arrays=unseen) as changes:
+        unseen = once(self.root, "writes unseen", lambda: uses_names(self.root, UNSEEN))
+        draws = once(self.root, "draws unseen", lambda: uses_names(self.root, DRAWING))
+        with without_functions():
+            shared = SharedMemory(self._shared(), every_module(self.root))
+        with refusing(shared, arrays=unseen) as changes, _restoring_random(self.memory) if draws else nullcontext():
             yield
         if changes.converted:  # and will be in every call: its modules are converted before they are watched
             self.memory.known["writes unseen"] = unseen = True
-        if not unseen:
+        if not unseen and not draws:
             self.memory.checked.add(form)
 
     def _shared(self) -> list[tuple[str, Tensor]]:
@@ -250,6 +254,22 @@ class _Shadow:
             vars(self.root).clear()  # nothing of the model is kept alive
             self.memory.known.clear()
         self.memory.call.clear()
+
+
+@contextmanager
+def _restoring_random(memory: Memory) -> Iterator[None]:
+    """Put back what a pass draws of the random numbers of Python and NumPy, so that the next pass draws the same."""
+    numbers, arrays = random.getstate(), np.random.get_state(legacy=False)
+    try:
+        yield
+    finally:
+        # NumPy's place in its numbers moves with each that is drawn.
+        place = np.random.get_state(legacy=False)["state"]["pos"]
+        drawn = random.getstate() != numbers or place != arrays["state"]["pos"]
+        random.setstate(numbers)
+        np.random.set_state(arrays)
+        if drawn:
+            memory.call["drawn"].append(True)
 
 
 def _forms_checked(model: nn.Module, signature: list[object]) -> set[Hashable]:
@@ -408,6 +428,7 @@ def shadow(model: object, drawn: list[bool] | None = None) -> Iterator[nn.Module
     handle = own.root.register_forward_pre_hook(copy_caches, with_kwargs=True, prepend=True)
     # If the parameters are written to meanwhile, the passes of one explanation are of several models.
     before = writes_to_all(own.copied.parameters)
+    own.memory.call["drawn"] = drawn = [] if drawn is None else drawn
     call = object()
     with _counting:
         alone, _begun[0] = not _running, call
@@ -429,13 +450,19 @@ def shadow(model: object, drawn: list[bool] | None = None) -> Iterator[nn.Module
             # A computation that is being recorded asks nothing of its own.
             if not _running and not active.answers and not torch.equal(_random[0], torch.get_rng_state()):
                 torch.set_rng_state(_random[0])
-                drawn = drawn if drawn is not None and alone and _begun[0] is call else []
-                drawn.append(True)
+                (drawn if alone and _begun[0] is call else []).append(True)
     if writes_to_all(own.copied.parameters) != before:
         raise InputError(CHANGED)
     own.rest()
     # After an error its state is not known, and it is not used again.
     _idle.setdefault(module, []).append(own)
+
+
+def rewind_random() -> None:
+    """Let the next pass of a call draw the random numbers of its first pass, where no other call runs beside it."""
+    with _counting:
+        if len(_running) == 1 and not active.answers:
+            torch.set_rng_state(_random[0])
 
 
 WITHIN = (

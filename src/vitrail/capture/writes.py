@@ -27,6 +27,8 @@ UNSEEN = frozenset(
     | {"requires_grad_", "register_hook", "register_post_accumulate_grad_hook"}
 )
 """Names in code that can write where torch does not count."""
+DRAWING = frozenset({"random", "choice", "choices", "shuffle", "randint", "sample", "uniform"})
+"""Names in code that can draw random numbers of Python or NumPy."""
 PLAIN = (Tensor, nn.Parameter)
 
 
@@ -44,11 +46,7 @@ class SharedMemory:
         self.places = {_memory(x): where for where, x in named if _is_plain(x)}
         self.parameters = {_memory(x) for x in self.kept if isinstance(x, nn.Parameter)}
         self.users = {id(x): where for where, x in named if isinstance(x, nn.Parameter) or x.requires_grad}
-        self.trained = [x for x in self.kept if id(x) in self.users]
-        self.gradients = [x.grad for x in self.trained]
-        graded = [(self.users[id(x)], x.grad) for x in self.trained if x.grad is not None and _is_plain(x.grad)]
-        self.of_gradients = {_memory(gradient): where for where, gradient in graded}
-        self.places |= self.of_gradients
+        self.of_gradients: dict[int, str] = {}
         # Held, so that no other tensor gets their memory while a pass runs.
         self.storages = [x.untyped_storage() for x in self.kept]
 
@@ -89,20 +87,19 @@ class SharedMemory:
                 if x is parameter:
                     module._parameters[name] = own
 
-    def restore_gradients(self) -> str | None:
-        """Put back gradients that a backward pass has exchanged; return where, if there are any."""
-        exchanged = None
-        for x, before in zip(self.trained, self.gradients, strict=True):
-            if x.grad is not before:
-                x.grad, exchanged = before, self.users[id(x)]
-        return exchanged
+    def add_gradient(self, gradient: Tensor, parameter: Tensor) -> None:
+        """Hold the gradient of a parameter that the model asks for. Others are not read: a thread may be training."""
+        if _is_plain(gradient):
+            self.kept.append(gradient)
+            self.storages.append(gradient.untyped_storage())
+            self.places[_memory(gradient)] = self.of_gradients[_memory(gradient)] = self.users[id(parameter)]
 
 
 def gradient_refusal(where: str) -> InputError:
     """The error for a forward that changes the gradient of a parameter, or whether it has one."""
     return InputError(
         f"the forward of the model changes the gradient of {where}, or how it is made (.grad, backward, requires_grad, "
-        "register_hook). The explained copy shares its parameters with the model, so this was undone or stopped. Do it "
+        "register_hook). The explained copy shares its parameters with the model, so this was stopped. Do it "
         "outside of forward; torch.autograd.grad changes nothing."
     )
 
@@ -161,8 +158,10 @@ class RefuseChanges(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         if func in _CHANGES and not self._check(func, args, kwargs or {}):
             return None
-        found = func(*args, **(kwargs or {}))
-        if self.arrays and func in (Tensor.numpy, Tensor.__array__) and self.shared.holds(args[0]):
+        found: Any = func(*args, **(kwargs or {}))
+        if func == _GET_GRAD and isinstance(found, Tensor) and id(args[0]) in self.shared.users:
+            self.shared.add_gradient(found, args[0])
+        elif self.arrays and func in (Tensor.numpy, Tensor.__array__) and self.shared.holds(args[0]):
             found.flags.writeable = False
             self.lent = args[0]
         return found
@@ -170,22 +169,25 @@ class RefuseChanges(TorchFunctionMode):
     def _check(self, func: Any, args: tuple, kwargs: Mapping[str, Any]) -> bool:  # noqa: ANN401
         """Refuse a change of what the model has; return False if it was made on the shadow instead."""
         x, shared = args[0], self.shared
-        if func == _SET_DATA:
-            if any(x is gradient for gradient in shared.gradients):
-                if not _is_conversion():
-                    raise shared.refusal(x)
-                return False  # the gradient of a parameter that was converted, which no pass reads
+        if func == Tensor.backward:
+            if kwargs.get("inputs") is None:
+                raise gradient_refusal("parameters")
+        elif func == _SET_DATA:
             if id(x) in shared.users and not _is_conversion():
                 raise shared.refusal(x)
             if id(x) in shared.users and _memory(args[1]) != _memory(x):
                 shared.convert(x, args[1])
                 self.converted = True
                 return False
-        elif id(x) in shared.users:
-            value = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
-            if func in _HOOKS or value is not (x.grad if func == _SET_GRAD else x.requires_grad):
-                raise gradient_refusal(shared.users[id(x)])
+            # The gradient of a parameter that was converted, which no pass reads.
+            return not (_is_plain(x) and _memory(x) in shared.of_gradients and _is_conversion())
+        elif id(x) in shared.users and not (func in _SWITCHES and _switched_to(args, kwargs) is x.requires_grad):
+            raise gradient_refusal(shared.users[id(x)])
         return True
+
+
+def _switched_to(args: tuple, kwargs: Mapping[str, Any]) -> bool:
+    return args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
 
 
 def _is_conversion() -> bool:
@@ -199,10 +201,12 @@ def _is_conversion() -> bool:
 
 
 _SET_DATA = Tensor.data.__set__  # pyright: ignore[reportAttributeAccessIssue]
-_SET_GRAD = Tensor.grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
+_GET_GRAD = Tensor.grad.__get__  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
+_SET_GRAD = Tensor.grad.__set__  # pyright: ignore[reportAttributeAccessIssue, reportOptionalMemberAccess]
 _SET_REQUIRES_GRAD = Tensor.requires_grad.__set__  # pyright: ignore[reportAttributeAccessIssue]
-_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
-_CHANGES = frozenset({_SET_DATA, _SET_GRAD, _SET_REQUIRES_GRAD, Tensor.requires_grad_, *_HOOKS})
+_SWITCHES = frozenset({_SET_REQUIRES_GRAD, Tensor.requires_grad_})
+_HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook})
+_CHANGES = _SWITCHES | _HOOKS | {_SET_DATA, _SET_GRAD, Tensor.backward}
 
 
 @contextmanager
@@ -220,31 +224,32 @@ def refusing(shared: SharedMemory, *, arrays: bool) -> Iterator["RefuseChanges"]
         if changes.lent is None or "read-only" not in str(error):
             raise
         raise shared.refusal(changes.lent) from error
-    finally:
-        exchanged = shared.restore_gradients()
-    if exchanged is not None:
-        raise gradient_refusal(exchanged)
 
 
-def writes_unseen(root: nn.Module) -> bool:
-    """Return True if code of the model uses an attribute of tensors through which a forward could write unseen.
+def uses_names(root: nn.Module, names: frozenset[str]) -> bool:
+    """Return True if code of the model uses one of these names, as a global name or as an attribute.
 
     Searched are the forward of each class that belongs to no library, functions that modules hold, such as hooks, and
     whatever these name.
     """
     modules = every_module(root)
-    if any(_class_uses_unseen(kind) for kind in {type(module) for module in modules}):
+    if any(_class_uses(kind, names) for kind in {type(module) for module in modules}):
         return True
     seen = set[types.CodeType]()
-    return any(_uses_unseen(function, {}, seen) for module in modules for function in _held(vars(module)))
+    return any(_function_uses(function, names, {}, seen) for module in modules for function in _held(vars(module)))
 
 
-def _class_uses_unseen(kind: type) -> bool:
+def _class_uses(kind: type, names: frozenset[str]) -> bool:
     own = dict(reversed(list(methods(kind))))  # of a name that several bases have, the first counts
-    return "forward" in own and _uses_unseen(own["forward"], own, set())
+    return "forward" in own and _function_uses(own["forward"], names, own, set())
 
 
-def _uses_unseen(start: types.FunctionType, own: Mapping[str, types.FunctionType], seen: set[types.CodeType]) -> bool:
+def _function_uses(
+    start: types.FunctionType,
+    names: frozenset[str],
+    own: Mapping[str, types.FunctionType],
+    seen: set[types.CodeType],
+) -> bool:
     """Search a function, and those it reaches by the names of methods, by global names and by its closure."""
     waiting = [start]
     while waiting:
@@ -252,10 +257,10 @@ def _uses_unseen(start: types.FunctionType, own: Mapping[str, types.FunctionType
         if function.__code__ in seen:
             continue
         seen.add(function.__code__)
-        names = _names_in(function.__code__)
-        if names & UNSEEN:
+        used = _names_in(function.__code__)
+        if used & names:
             return True
-        waiting += [own[name] for name in names if name in own]
+        waiting += [own[name] for name in used if name in own]
         waiting += _functions_named(function)
     return False
 

@@ -1,5 +1,6 @@
 """A model with one input and one scalar, for methods that run it more than once or change its backward pass."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -19,9 +20,10 @@ from vitrail.capture.outputs import Scalar, read_output, run_model
 from vitrail.capture.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
 from vitrail.capture.passes import Doubt, Pass, unread
 from vitrail.capture.recording import Layer
-from vitrail.capture.samples import check_copies
-from vitrail.capture.shadow import autograd, hooks
-from vitrail.errors import MethodError, SeamError, VitrailError
+from vitrail.capture.samples import MOST, check_copies, measure_repeats
+from vitrail.capture.shadow import autograd, hooks, memory_of, remembered, rewind_random
+from vitrail.capture.structure.cache import form_of
+from vitrail.errors import InputError, MethodError, SeamError, VitrailError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import LayerReader, Result, Walk
@@ -89,6 +91,7 @@ class Runner:
                 rows of the scalar alone.
         """
         chosen = self.repeated(copies) if inputs is None else inputs
+        self.draw_again()
         less = {"lean": True, "rows": self.run.output.rows} if lean else {}
         made = forward(self.model, chosen, self.body, Wanted.of(needs), self.settings, pass_options, **less)
         with ExitStack() as stack:
@@ -134,6 +137,27 @@ class Runner:
             zero = (gradient == 0).movedim(axis, 0).flatten(1).all(dim=1)
             self.run.doubts.append(Doubt(zero, unread))
         return x, gradient
+
+    def draw_again(self) -> None:
+        """Let another pass draw the random numbers of the first; raise if the model still answers in another way.
+
+        Asked once in a call, and measured once for each form of input.
+        """
+        call = memory_of(self.model).call
+        if "repeats" not in call:
+            key = form_of(self.inputs, samples=MOST, longest=math.inf).keys[0]
+            call["repeats"] = remembered.get(
+                self.model, "repeats", key, partial(measure_repeats, self.model, self.inputs)
+            )
+        same, draws = call["repeats"]
+        if not same:
+            raise InputError(
+                f"{type(self.model).__name__} gives another answer when it runs again on the same inputs: it counts "
+                "its calls, or draws random numbers. This method runs it more than once, so its scores would belong to "
+                "no one answer. Use a method that runs the model once, such as gae."
+            )
+        if draws:
+            rewind_random()
 
     @contextmanager
     def resized(self, batch: int) -> Iterator[None]:
@@ -192,6 +216,7 @@ class Runner:
 
     def logits(self, inputs: Inputs) -> Tensor:
         """The logits of the model on other inputs, in a precision that is safe to compute with."""
+        self.draw_again()
         with self.resized(inputs.batch):
             answer = run_model(self.model, inputs)
         return read_output(answer, span=self.body.anatomy.span, encodings=self.body.encodings).wide
