@@ -199,3 +199,38 @@ def test_a_model_of_a_fixed_batch_is_right_or_refused_in_words(make, batch):
         assert_close(found.scores, vitrail.explain(wanted, IDS[:batch], found.method, 1).scores)
     assert refused.keys() <= {"leave_one_out"}  # removes tokens from copies of the sample
     assert all("fails there" in why for why in refused.values())
+
+
+class Broadcast(Model):
+    """Its batch is fixed by what it adds: one sample is answered as two, and no error is raised."""
+
+    def enter(self, x):
+        return x + torch.zeros(2, 1, 16, dtype=x.dtype)
+
+
+class Reshaped(Model):
+    """Its batch is fixed by a view: of more samples, texts run into each other."""
+
+    def enter(self, x):
+        return x.reshape(2, -1, 16)
+
+
+class FixedLength(Model):
+    def enter(self, x):
+        return x + torch.zeros(5, 16, dtype=x.dtype)
+
+
+@pytest.mark.parametrize("make", [Broadcast, Reshaped])
+def test_a_model_that_answers_another_number_of_samples_has_a_fixed_batch(make):
+    model, wanted = make().double().eval(), Model().double().eval()
+    with pytest.raises(MethodError, match=r"Its batch seems to be fixed"):
+        vitrail.explain(model, IDS[:2], "leave_one_out", 1)
+    found = vitrail.explain(model, IDS[:2], "auto", 1)
+    assert_close(found.scores, vitrail.explain(wanted, IDS[:2], found.method, 1).scores)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_model_of_a_fixed_length_is_not_said_to_have_a_fixed_batch(batch):
+    with pytest.raises(InputError, match=r"was run on 4 of 5 tokens") as error:
+        vitrail.explain(FixedLength().double().eval(), IDS[:batch], "leave_one_out", 1)
+    assert "batch" not in str(error.value)

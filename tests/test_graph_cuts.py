@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import vitrail
 from vitrail import targets
-from vitrail.errors import OptionError, SeamError, TargetError, VitrailError
+from vitrail.errors import CutGraphError, OptionError, SeamError, TargetError, VitrailError
 from vitrail.methods import METHODS
 
 IDS = torch.tensor([[1, 5, 9, 2, 4], [1, 7, 8, 4, 2]])
@@ -315,3 +315,40 @@ def test_streams_are_read_at_the_level_that_their_options_say(method):
         assert all(torch.equal(same.streams[name].scores, found.streams[name].scores) for name in levels)
     with pytest.raises(OptionError, match=r"level='embedding_output'.*several streams"):
         vitrail.explain(model, captioned(), method, 1, level="embedding_output", **options)
+
+
+def cut_at(x, number):
+    """Detach one sample of a batch by its number."""
+    chosen = (torch.arange(len(x)) == number).view(-1, *[1] * (x.ndim - 1))
+    return torch.where(chosen, x.detach(), x)
+
+
+class CutByNumber(nn.Module):
+    """A classifier that takes what one layer adds out of the graph, for one sample of the batch."""
+
+    def __init__(self, number):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.head, self.number = nn.Embedding(12, 16), nn.Linear(16, 3), number
+        self.norms = nn.ModuleList(nn.LayerNorm(16) for _ in range(3))
+        self.attentions = nn.ModuleList(nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(3))
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        for index, (norm, attention) in enumerate(zip(self.norms, self.attentions, strict=True)):
+            h = norm(x)
+            added = attention(h, h, h, need_weights=False)[0]
+            x = x + (cut_at(added, self.number) if index == 1 else added)
+        return self.head(x[:, 0])
+
+
+@pytest.mark.parametrize("method", ["gae", "tokentm", "auto", "attn_lrp", "input_x_gradient", "integrated_gradients"])
+def test_a_sample_that_is_cut_by_its_number_in_the_batch_is_refused(method):
+    ids = torch.randint(12, (5, 6), generator=torch.Generator().manual_seed(1))
+    model = CutByNumber(4).double().eval()
+    vitrail.explain(model, ids[:4], method, 1)  # which fifth sample there is not
+    for _ in range(2):
+        with pytest.raises(CutGraphError):
+            vitrail.explain(model, ids, method, 1)
+    whole = vitrail.explain(CutByNumber(9).double().eval(), ids[:4], method, 1)
+    assert_close(vitrail.explain(model, ids[:4], method, 1).scores, whole.scores)

@@ -79,3 +79,11 @@ def test_gradients_at_the_words_count_every_lookup_of_them():
     answer = model.head(model.blocks(x)[:, 0] + vectors[:, -1])[:, 1].sum()
     (gradient,) = torch.autograd.grad(answer, vectors)
     torch.testing.assert_close(found.scores, (vectors * gradient).sum(dim=2).detach())
+
+
+@pytest.mark.parametrize("method", ["gae", "auto", "input_x_gradient"])
+def test_a_constant_that_stands_in_a_single_text_is_said_to_be_possible(method):
+    model = Twice(added=lambda words, ids: words(torch.tensor([4]))).double().eval()
+    with pytest.raises(VitrailError, match=r"these ids, \[4\], are the model's own .* in one batch with a text"):
+        vitrail.explain(model, {"input_ids": IDS[:1]}, method, 1)
+    assert vitrail.explain(model, {"input_ids": IDS}, method, 1).scores.shape == IDS.shape

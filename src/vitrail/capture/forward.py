@@ -28,9 +28,10 @@ from vitrail.capture.recompute import check_same, recomputed, without_caches, wi
 from vitrail.capture.recording import Recording
 from vitrail.capture.refusals import AT_THE_INPUTS, more_blocks
 from vitrail.capture.seams.call import first_tensor
-from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, memory_of, once, shadow
+from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, memory_of, once, remembered, shadow
 from vitrail.capture.signature import GraphEnds
 from vitrail.capture.structure.blocks import found_body
+from vitrail.capture.structure.cache import SAMPLES
 from vitrail.capture.structure.variants import journaled, known_updates, measure_all, structure_of, variant_of
 from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import (
@@ -122,6 +123,10 @@ def plan_pass(
     # Without a gradient, the graph begins after the last block: it tells which tokens the prediction reads.
     states = wanted.states if options.graph else frozenset()
     cut = bool(wanted.gradients | states) or options.level is not None or not body.blocks
+    if cut and structure.detaches and inputs.batch > SAMPLES:  # samples that were not measured may be cut
+        of_all = partial(measure_all, model, inputs, body, structure.form)
+        whole = remembered.get(model, "cut samples", (structure.form.keys[-1], inputs.batch), of_all)
+        structure = replace(structure, no_gradient=whole.no_gradient)
     if cut and structure.no_gradient is not None:
         raise CutGraphError(structure.no_gradient)
     # If nothing but layers is read, each block can be run again when its layer is.

@@ -20,7 +20,14 @@ from vitrail.capture.forward import own_precision, run_in
 from vitrail.capture.hooks import Capture, naming
 from vitrail.capture.outputs import UNMOVED, Scalar, run_model
 from vitrail.capture.pass_options import PLAIN, PassOptions, PassPlan
-from vitrail.capture.refusals import REENTRANT, check_differentiable, check_parts, no_graph, why_no_gradient
+from vitrail.capture.refusals import (
+    REENTRANT,
+    asked_again,
+    check_differentiable,
+    check_parts,
+    no_graph,
+    why_no_gradient,
+)
 from vitrail.capture.residuals import SHARE, incomplete, not_complete
 from vitrail.capture.shadow import autograd, dtypes_of, hooks
 from vitrail.capture.stream_passes import StreamAnswer, read_answer
@@ -200,8 +207,8 @@ def _asked_again(words: Tensor, asked: Tensor, ids: Tensor) -> Tensor | None:
     if len(asked) != len(ids) or not bool(torch.isin(asked, ids).all()):
         return None
     raise InputError(
-        f"the table of words is asked for the words of the text, and again for some of them elsewhere (ids of shape "
-        f"{tuple(asked.shape)}): which of its places brings what to the answer is not told apart."
+        f"which place of the text (ids of shape {tuple(asked.shape)}) brings what to the answer is not told apart: "
+        f"{asked_again(asked)}."
     )
 
 

@@ -59,6 +59,7 @@ class Structure:
     used: int = 0  # how many of the blocks the answer depends on; those after them take no part
     together: str | None = "the blocks are not known"  # why they cannot be differentiated one by one; None if they can
     no_gradient: str | None = None  # why the model cannot be differentiated, if it cannot
+    detaches: bool = False  # whether the model takes tensors out of the graph, which may depend on the sample's place
     conditional: bool = False  # whether the answer may depend on more blocks for another input
     form: InputForm = NO_FORM  # of the inputs it holds for
     writes: bool = False  # whether the model writes into what enters a block, or into what the last one gives
@@ -140,7 +141,7 @@ def _measured(model: nn.Module, some: Inputs, body: Body) -> Structure:
             seen = trace(model, some.usable())
         run = _by_blocks(body, seen)
         cut = _cut_by_detaching(run)
-        judged = replace(_judged(some, run), no_gradient=cut, writes=_writes(run))
+        judged = replace(_judged(some, run), no_gradient=cut, detaches=seen.detached.count > 0, writes=_writes(run))
         if not isinstance(judged.origin, Origin) or not body.blocks:
             return judged
         del run, seen
@@ -279,7 +280,7 @@ def _check_lookups(run: _Pass) -> str | None:
         if x not in given and len(x.first) == len(ids) and bool(torch.isin(x.first, ids).all()):
             ends = [run.answer, *(block.arriving for block in run.blocks)]
             if reached(list(map(node_of, ends)), {x.gave_node}):
-                return "the table of words is asked for the words of the text, and again for some of them elsewhere"
+                return refusals.asked_again(x.first)
         beside = entering is not None and x.gave_node is not entering
         if beside and x.gave_node in reached([node_of(run.answer)], {entering, x.gave_node}):
             return "the answer reads the table of words beside the blocks"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.shadow import memory_of
@@ -277,3 +277,13 @@ def _ranges(indices: Sequence[int]) -> str:
     """Numbers in order, runs of them joined: 0-3, 5."""
     runs = [[index for _, index in run] for _, run in groupby(enumerate(indices), lambda one: one[1] - one[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def asked_again(ids: Tensor) -> str:
+    """Return why words are refused that the model asks for twice; of a single text a constant is not told apart."""
+    said = "the table of words is asked for the words of the text, and again for some of them elsewhere"
+    own = (
+        f"; if these ids, {ids.flatten().tolist()[:4]}, are the model's own and stand in this text by chance, explain "
+        "it in one batch with a text that does not hold them"
+    )
+    return said + (own if len(ids) == 1 else "")

@@ -158,11 +158,12 @@ class RefuseChanges(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         if func in _CHANGES and not self._check(func, args, kwargs or {}):
             return None
-        found: Any = func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
         if func == _GET_GRAD and isinstance(found, Tensor) and id(args[0]) in self.shared.users:
             self.shared.add_gradient(found, args[0])
         elif self.arrays and func in (Tensor.numpy, Tensor.__array__) and self.shared.holds(args[0]):
-            found.flags.writeable = False
+            array: Any = found
+            array.flags.writeable = False
             self.lent = args[0]
         return found
 

@@ -84,9 +84,10 @@ class Ablated:
             most, whole = int(keep.sum(dim=1).max()), keep.shape[1]
             if most == whole:
                 raise
+            said = error.__cause__ if isinstance(error, VitrailError) else error  # all tokens alone did not fail
             raise InputError(
                 f"{type(self.runner.model).__name__} was run on {most} of {whole} tokens, because this method removes "
-                f"some, and fails there: {error}. Use a method that runs the model on all tokens, such as gae "
+                f"some, and fails there: {said}. Use a method that runs the model on all tokens, such as gae "
                 "or integrated_gradients."
             ) from error
 

@@ -97,6 +97,8 @@ class Runner:
         with ExitStack() as stack:
             with self.resized(chosen.batch):
                 run = stack.enter_context(made)
+            if len(run.output.wide) != chosen.batch:
+                self.refuse_size(run.output.wide, chosen.batch)
             scalar = self.part_of(run.output.wide, copies)
             position = None if self.part.position is None else self.part.position.repeat(copies)
             weights = None if self.part.rows is None else self.part.rows.repeat(copies, 1)
@@ -219,7 +221,19 @@ class Runner:
         self.draw_again()
         with self.resized(inputs.batch):
             answer = run_model(self.model, inputs)
-        return read_output(answer, span=self.body.anatomy.span, encodings=self.body.encodings).wide
+        found = read_output(answer, span=self.body.anatomy.span, encodings=self.body.encodings).wide
+        if len(found) != inputs.batch:
+            self.refuse_size(found, inputs.batch)
+        return found
+
+    def refuse_size(self, logits: Tensor, batch: int) -> None:
+        """Raise if another number of answers than of samples is new: the batch of the model is fixed."""
+        if len(self.run.output.wide) == self.inputs.batch:
+            raise MethodError(
+                f"this method runs {batch} samples at once, made of the {self.inputs.batch} given, and "
+                f"{type(self.model).__name__} gives {len(logits)} answers. Its batch seems to be fixed. Use a method "
+                "that runs the batch as it is, such as gae."
+            )
 
 
 @dataclass(frozen=True)
