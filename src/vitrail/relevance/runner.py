@@ -214,6 +214,8 @@ class Runner:
         kept = nullcontext(inputs) if rows is None else keeping(self.model, inputs, rows)
         with autograd(gradients=False), hooks(handles), kept as given:
             logits = self.logits(given)
+        if len(logits) != inputs.batch:
+            self.refuse_size(logits, inputs.batch)
         return read(logits)
 
     def logits(self, inputs: Inputs) -> Tensor:
@@ -221,10 +223,7 @@ class Runner:
         self.draw_again()
         with self.resized(inputs.batch):
             answer = run_model(self.model, inputs)
-        found = read_output(answer, span=self.body.anatomy.span, encodings=self.body.encodings).wide
-        if len(found) != inputs.batch:
-            self.refuse_size(found, inputs.batch)
-        return found
+        return read_output(answer, span=self.body.anatomy.span, encodings=self.body.encodings).wide
 
     def refuse_size(self, logits: Tensor, batch: int) -> None:
         """Raise if another number of answers than of samples is new: the batch of the model is fixed."""
