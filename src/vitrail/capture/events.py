@@ -1,16 +1,19 @@
 """What happens to the tokens of a pass, as a walk meets it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from vitrail.capture.recording import Layer, Readout
-from vitrail.capture.streams import AttentionEvent, Transition
+from vitrail.capture.streams import AttentionEvent, Rows, Transition
 from vitrail.capture.structure.stream_updates import FeedForward
 
-Event = tuple[AttentionEvent | FeedForward | Transition | None, Layer | None]
-"""What happens to tokens, with its layer. None stands for attention of one sequence in order, on all of its tokens."""
+Event = tuple[AttentionEvent | FeedForward | Transition, Layer | None]
+"""What happens to tokens, with its layer."""
+NO_TOKEN = torch.tensor([[-1]])
+"""The number of a query that pools tokens."""
 
 
 @dataclass(frozen=True)
@@ -28,3 +31,12 @@ class Events:
     readout: Readout | None = None
     lengths: Tensor | None = None
     crosses: bool = False
+
+
+def events_of(layers: Iterable[Layer]) -> Iterator[Event]:
+    """Give layers of one sequence of tokens in order with their events."""
+    tokens = torch.zeros(0, 0, dtype=torch.long)
+    for layer in layers:
+        if tokens.shape != layer.valid.shape:
+            tokens = torch.arange(layer.valid.numel()).view(layer.valid.shape)
+        yield AttentionEvent(layer.index, NO_TOKEN if layer.pooling else tokens, tokens, Rows(1), in_order=True), layer

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.continuations import continued
+from vitrail.capture.events import NO_TOKEN, Event
 from vitrail.capture.hooks import Capture
 from vitrail.capture.layers import tensors_of, unequal, with_hidden_prefix
 from vitrail.capture.measure import Structure, no_origin
@@ -19,6 +20,7 @@ from vitrail.capture.recompute import light
 from vitrail.capture.recording import Layer, Readout, own_dtypes, widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import as_heads, as_mask, call_shape, gradient_as_heads, gradient_of_map, operands_of
+from vitrail.capture.streams import AttentionEvent, Rows
 from vitrail.capture.structure.blocks import is_causal
 from vitrail.errors import AnatomyError, SeamError, TargetError, VitrailError
 from vitrail.models.anatomy import Anatomy
@@ -241,11 +243,10 @@ class Pass:
     def layers(self, part: Scalar, wanted: Wanted, *, again: bool) -> Iterator[Layer]:
         """Every layer, last to first, with the gradients of the scalar."""
         for _, layer in self.events(part, wanted, again=again):
+            assert layer is not None
             yield layer
 
-    def events(
-        self, part: Scalar, wanted: Wanted, *, again: bool, shared: bool = False
-    ) -> Iterator[tuple[None, Layer]]:
+    def events(self, part: Scalar, wanted: Wanted, *, again: bool, shared: bool = False) -> Iterator[Event]:
         """Attention on all tokens of the one sequence, last to first: every layer with the gradients of the scalar.
 
         Args:
@@ -259,11 +260,14 @@ class Pass:
             gradients, arriving, scale = self._gradients(part, wanted, again=again)
             self.readout = readout = self._readout(part, gradients[-1], needed=part.needed and bool(wanted.gradients))
             self._reach = (part, self.reached_from(readout.readout > 0) if self.masked else None)
+            tokens = torch.arange(self.valid.numel()).view(self.valid.shape)
             for index in reversed(range(self.depth)):
                 dropped = index < self.recomputed
                 if dropped:
                     gradients[index], arriving = self._again(index, arriving, wanted, again=again)
-                yield None, self._layer(index, gradients[index], scale, wanted.gradients, readout, shared=shared)
+                layer = self._layer(index, gradients[index], scale, wanted.gradients, readout, shared=shared)
+                queries = NO_TOKEN if layer.pooling else tokens
+                yield AttentionEvent(index, queries, tokens, Rows(1), in_order=True), layer
                 gradients[index].clear()
                 if dropped:
                     self._drop(index)

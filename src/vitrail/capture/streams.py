@@ -72,6 +72,8 @@ class AttentionEvent:
     beside: int | None = None
     """The first of the calls that this one stands beside: all of them read tokens as they were before any of them gave
     to one. None where it stands alone."""
+    in_order: bool = False
+    """Whether queries and keys are all tokens of one sequence in order: rows of relevance are read as they are then."""
 
     @property
     def joined(self) -> Tensor:
