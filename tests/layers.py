@@ -5,8 +5,8 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from vitrail.capture.events import Events, events_of
-from vitrail.capture.recording import Layer, Stream
+from vitrail.capture.recording.events import Events, events_of
+from vitrail.capture.recording.layer import Layer, Stream
 from vitrail.relevance import LayerReader, Walk
 from vitrail.relevance.walk import walk_events
 

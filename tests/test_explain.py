@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from type_checks import unchecked
 
 import vitrail
-from vitrail.capture.events import Events, events_of
+from vitrail.capture.recording.events import Events, events_of
 from vitrail.errors import AnatomyError, InputError, MethodError, OptionError, SeamError, VitrailError
 from vitrail.relevance.walk import LayerReader, Result, walk_events
 

@@ -13,14 +13,14 @@ from vitrail.api.requests import Request, wanted_by
 from vitrail.api.stream_gradients import explain_at_inputs, is_gradient
 from vitrail.attribution import Attribution
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
-from vitrail.capture.stream_checks import measured_streams
-from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
-from vitrail.capture.stream_passes import StreamPass, UnknownReadout
-from vitrail.capture.stream_recording import record_streams
-from vitrail.capture.streams import Streams, Transition
+from vitrail.capture.recording.pass_options import ComputeSettings
+from vitrail.capture.recording.stream_passes import StreamPass, UnknownReadout
+from vitrail.capture.recording.stream_recording import record_streams
 from vitrail.capture.structure.origins import signal_kind
+from vitrail.capture.structure.stream_checks import measured_streams
+from vitrail.capture.structure.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
+from vitrail.capture.structure.streams import Streams, Transition
 from vitrail.errors import MethodError, RuleError, SeamError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.inputs import Inputs

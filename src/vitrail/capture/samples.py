@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from vitrail.capture.input_gradients import at_inputs
-from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.recording.input_gradients import at_inputs
+from vitrail.capture.recording.pass_options import PassOptions
 from vitrail.capture.refusals import COUPLED
 from vitrail.capture.shadow import dtypes_of, remembered
 from vitrail.capture.structure.cache import form_of

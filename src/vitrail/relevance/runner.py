@@ -11,14 +11,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from vitrail.capture.continuations import keeping
-from vitrail.capture.forward import forward
-from vitrail.capture.hooks import replaced_stream, with_stream_of
-from vitrail.capture.layers import batch_first
 from vitrail.capture.outputs import Scalar, read_output, run_model
-from vitrail.capture.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
-from vitrail.capture.passes import Doubt, Pass, unread
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.continuations import keeping
+from vitrail.capture.recording.forward import forward
+from vitrail.capture.recording.hooks import replaced_stream, with_stream_of
+from vitrail.capture.recording.layer import Layer
+from vitrail.capture.recording.layers import batch_first
+from vitrail.capture.recording.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
+from vitrail.capture.recording.passes import Doubt, Pass, unread
 from vitrail.capture.samples import check_copies
 from vitrail.capture.shadow import autograd, hooks
 from vitrail.errors import MethodError, SeamError, VitrailError

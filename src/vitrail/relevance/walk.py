@@ -12,11 +12,11 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitrail.capture.events import Event, Events, events_of
-from vitrail.capture.layers import Early
-from vitrail.capture.recording import Layer, Readout, Recording
-from vitrail.capture.streams import AttentionEvent, Transition
+from vitrail.capture.recording.events import Event, Events, events_of
+from vitrail.capture.recording.layer import Layer, Readout, Recording
+from vitrail.capture.recording.layers import Early
 from vitrail.capture.structure.stream_updates import FeedForward
+from vitrail.capture.structure.streams import AttentionEvent, Transition
 from vitrail.relevance.dense import backends_used
 
 Rows = Float[Tensor, "b q"]

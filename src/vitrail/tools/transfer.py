@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from vitrail.api.attributions import attribution_of
 from vitrail.api.requests import Request, read_request
 from vitrail.attribution import Attribution
-from vitrail.capture.events import Event, Events
-from vitrail.capture.forward import find_body, forward
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
-from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import provenance
-from vitrail.capture.recording import widen
+from vitrail.capture.recording.events import Event, Events
+from vitrail.capture.recording.forward import find_body, forward
+from vitrail.capture.recording.layer import widen
+from vitrail.capture.recording.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
+from vitrail.capture.recording.passes import Pass
 from vitrail.capture.seams.intercept import Override, in_place_of, on_top_of
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, OutputError, TargetError, as_path, suggest

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.hooks import stream_of
 from vitrail.capture.outputs import run_model
+from vitrail.capture.recording.hooks import stream_of
 from vitrail.capture.references import SETTING
 from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.shadow import hooks

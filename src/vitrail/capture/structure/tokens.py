@@ -12,10 +12,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from vitrail.capture.coded_gradients import MIXED, NOWHERE, Rows, State, numbers_of_tokens, sources, with_heads
 from vitrail.capture.graph_nodes import node_of, reached
-from vitrail.capture.layers import unequal
+from vitrail.capture.recording.layers import unequal
 from vitrail.capture.refusals import AT_THE_INPUTS, COUPLED
+from vitrail.capture.structure.token_codes import MIXED, NOWHERE, Rows, State, numbers_of_tokens, sources, with_heads
 from vitrail.capture.structure.trace import Execution, TracedCall
 from vitrail.models.anatomy import Block
 

@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.checkpointed import without_recomputation
-from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, State
-from vitrail.capture.detached import KeepDetached
 from vitrail.capture.graph_nodes import Node, node_of, reached, start_graph, state_of
 from vitrail.capture.outputs import run_model
+from vitrail.capture.recording.checkpointed import without_recomputation
 from vitrail.capture.refusals import (
     check_model,
     check_plain_call,
@@ -29,9 +27,11 @@ from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.shadow import autograd, hooks, in_precision, memory_of
 from vitrail.capture.structure.cache import content_of
+from vitrail.capture.structure.detached import KeepDetached
 from vitrail.capture.structure.taps import Sum, WatchSums
+from vitrail.capture.structure.token_codes import CheapProjections, EvenMaxima, State
+from vitrail.capture.structure.unseen_mixing import ModuleRun
 from vitrail.capture.torch_private import current_transform, saving_hooks, without_functions, writes_to
-from vitrail.capture.unseen_mixing import ModuleRun
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import every_module

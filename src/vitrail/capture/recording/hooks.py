@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture.journal import Journal
-from vitrail.capture.layers import read_early
 from vitrail.capture.outputs import LOGITS, named
-from vitrail.capture.pass_options import PassPlan
-from vitrail.capture.recompute import Recomputed, light
-from vitrail.capture.recording import own_dtypes
+from vitrail.capture.recording.journal import Journal
+from vitrail.capture.recording.layer import own_dtypes
+from vitrail.capture.recording.layers import read_early
+from vitrail.capture.recording.pass_options import PassPlan
+from vitrail.capture.recording.recompute import Recomputed, light
 from vitrail.capture.refusals import (
     no_attention,
     no_graph,
@@ -27,7 +27,7 @@ from vitrail.capture.refusals import (
 from vitrail.capture.seams.call import AttentionCall, first_tensor
 from vitrail.capture.seams.intercept import InterceptAttention, NotingAttention
 from vitrail.capture.shadow import hooks, once
-from vitrail.capture.signature import GraphEnds, ends_of
+from vitrail.capture.structure.signature import GraphEnds, ends_of
 from vitrail.capture.structure.updates import BlockTrace, BlockUpdates, measure_block, trace_hooks, watched_in
 from vitrail.capture.torch_private import saving_hooks, without_functions
 from vitrail.errors import OtherBlocksError, SeamError, VitrailError

@@ -8,22 +8,22 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.coded_gradients import call_result
-from vitrail.capture.continuations import continued
-from vitrail.capture.events import Event, Events
 from vitrail.capture.graph_nodes import start_graph
 from vitrail.capture.outputs import UNMOVED, Output, Scalar, gradients_at, parts, read_output, run_model
-from vitrail.capture.pass_options import ComputeSettings, Wanted
-from vitrail.capture.recording import Layer, Readout, Stream, own_dtypes
+from vitrail.capture.recording.continuations import continued
+from vitrail.capture.recording.events import Event, Events
+from vitrail.capture.recording.layer import Layer, Readout, Stream, own_dtypes
+from vitrail.capture.recording.pass_options import ComputeSettings, Wanted
 from vitrail.capture.refusals import check_differentiable, check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import call_dtype, operands_of, tensors_in
 from vitrail.capture.shadow import autograd, hooks, once
-from vitrail.capture.stream_origins import ShownStream
-from vitrail.capture.streams import AttentionEvent, Streams, Transition
 from vitrail.capture.structure.blocks import is_causal
+from vitrail.capture.structure.stream_origins import ShownStream
 from vitrail.capture.structure.stream_updates import ReadPass, StreamUpdates
+from vitrail.capture.structure.streams import AttentionEvent, Streams, Transition
 from vitrail.capture.structure.taps import SUMS, Tap, Tapped, WatchSums
+from vitrail.capture.structure.token_codes import call_result
 from vitrail.capture.structure.trace import TracedCall, rooted
 from vitrail.capture.torch_private import writes_to
 from vitrail.errors import SeamError, TargetError

@@ -11,25 +11,25 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.checkpointed import keep_saved, keeps_saved
-from vitrail.capture.coded_gradients import MIXED, NOWHERE, State, sources
 from vitrail.capture.graph_nodes import node_of, reached
-from vitrail.capture.measure import CUT_PASS
 from vitrail.capture.outputs import read_output
+from vitrail.capture.recording.checkpointed import keep_saved, keeps_saved
+from vitrail.capture.recording.stream_passes import LastResults, PlainPass
 from vitrail.capture.refusals import detached
 from vitrail.capture.samples import check_apart
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.shadow import autograd, memory_of, remembered
-from vitrail.capture.signature import GraphEnds, Node, Route, ends_of, node_at, places_of, read_route
-from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
-from vitrail.capture.stream_passes import LastResults, PlainPass
-from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition, measured
 from vitrail.capture.structure.cache import Variants, form_of, named_arguments
+from vitrail.capture.structure.measure import CUT_PASS
+from vitrail.capture.structure.signature import GraphEnds, Node, Route, ends_of, node_at, places_of, read_route
+from vitrail.capture.structure.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.structure.stream_updates import FoundUpdates, ReadPass, UpdateTables
+from vitrail.capture.structure.streams import AttentionEvent, Rows, Streams, Transition, measured
 from vitrail.capture.structure.taps import Tap
+from vitrail.capture.structure.token_codes import MIXED, NOWHERE, State, sources
 from vitrail.capture.structure.trace import TracedCall, TracedPass, trace_streams
-from vitrail.capture.unseen_mixing import TokenState, find_unseen_mixing
+from vitrail.capture.structure.unseen_mixing import TokenState, find_unseen_mixing
 from vitrail.errors import CutGraphError, SeamError, VitrailError
 from vitrail.models.inputs import Inputs
 

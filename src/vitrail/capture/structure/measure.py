@@ -18,19 +18,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture import refusals, streams
-from vitrail.capture.checkpointed import keep_saved, keeps_saved
-from vitrail.capture.coded_gradients import call_result, in_graph, with_heads
-from vitrail.capture.detached import Known
+from vitrail.capture import refusals
 from vitrail.capture.graph_nodes import node_of, reached, state_of
-from vitrail.capture.layers import batch_first
 from vitrail.capture.outputs import read_output
-from vitrail.capture.recompute import check_borders
+from vitrail.capture.recording.checkpointed import keep_saved, keeps_saved
+from vitrail.capture.recording.layers import batch_first
+from vitrail.capture.recording.recompute import check_borders
 from vitrail.capture.shadow import autograd, in_precision, memory_of, remembered
-from vitrail.capture.structure import tokens
+from vitrail.capture.structure import streams, tokens
 from vitrail.capture.structure.blocks import POOL, SELF, Discovery, discover
 from vitrail.capture.structure.cache import NO_FORM, InputForm, content_of, form_of
+from vitrail.capture.structure.detached import Known
 from vitrail.capture.structure.origins import SAMPLES_DIFFER, Arriving, Origin, origin_of, other_input
+from vitrail.capture.structure.token_codes import call_result, in_graph, with_heads
 from vitrail.capture.structure.tokens import TracedBlock
 from vitrail.capture.structure.trace import (
     SAMPLES,
@@ -43,7 +43,7 @@ from vitrail.capture.structure.trace import (
     trace,
     trace_streams,
 )
-from vitrail.capture.unseen_mixing import batch_first_state, find_unseen_mixing, result_state
+from vitrail.capture.structure.unseen_mixing import batch_first_state, find_unseen_mixing, result_state
 from vitrail.errors import CutGraphError, SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, Body, known_anatomy
 from vitrail.models.inputs import Inputs

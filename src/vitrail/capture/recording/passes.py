@@ -7,21 +7,21 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from vitrail.capture.continuations import continued
-from vitrail.capture.events import NO_TOKEN, Event
-from vitrail.capture.hooks import Capture
-from vitrail.capture.layers import tensors_of, unequal, with_hidden_prefix
-from vitrail.capture.measure import Structure, no_origin
 from vitrail.capture.outputs import UNMOVED, Output, Scalar, gradients_at, parts, size_of_gradient
-from vitrail.capture.padding import FirstCall, hides_word
-from vitrail.capture.pass_options import ComputeSettings, Wanted
-from vitrail.capture.reach import named_by_mask, one_word, reach, unattended
-from vitrail.capture.recompute import light
-from vitrail.capture.recording import Layer, Readout, own_dtypes, widen
+from vitrail.capture.recording.continuations import continued
+from vitrail.capture.recording.events import NO_TOKEN, Event
+from vitrail.capture.recording.hooks import Capture
+from vitrail.capture.recording.layer import Layer, Readout, own_dtypes, widen
+from vitrail.capture.recording.layers import tensors_of, unequal, with_hidden_prefix
+from vitrail.capture.recording.padding import FirstCall, hides_word
+from vitrail.capture.recording.pass_options import ComputeSettings, Wanted
+from vitrail.capture.recording.reach import named_by_mask, one_word, reach, unattended
+from vitrail.capture.recording.recompute import light
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import as_heads, as_mask, call_shape, gradient_as_heads, gradient_of_map, operands_of
-from vitrail.capture.streams import AttentionEvent, Rows
 from vitrail.capture.structure.blocks import is_causal
+from vitrail.capture.structure.measure import Structure, no_origin
+from vitrail.capture.structure.streams import AttentionEvent, Rows
 from vitrail.errors import AnatomyError, SeamError, TargetError, VitrailError
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import Inputs

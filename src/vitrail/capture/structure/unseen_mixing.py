@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from vitrail.capture.coded_gradients import MIXED, State, in_graph, sources, tensor_of
 from vitrail.capture.refusals import AT_THE_INPUTS, SEEN
+from vitrail.capture.structure.token_codes import MIXED, State, in_graph, sources, tensor_of
 from vitrail.capture.torch_private import writes_to
 
 Node = Any

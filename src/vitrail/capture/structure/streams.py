@@ -6,7 +6,7 @@ the token of every key row. Where rows are made of tokens in another way than on
 tokens that enter a language model), the rows are new tokens, and a `Transition` says which tokens they are made of.
 
 In the pass that is measured (`structure.trace`), what attention gives is cut from the graph. The paths that are left
-lead from a token to what is made of this token alone. Gradients with codes (`coded_gradients`) tell which row of a
+lead from a token to what is made of this token alone. Gradients with codes (`token_codes`) tell which row of a
 later operand each row of an earlier result feeds. Whatever mixes tokens between two attention calls, as a convolution
 does, is refused.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vitrail.capture.coded_gradients import MIXED, NOWHERE, sources
+from vitrail.capture.structure.token_codes import MIXED, NOWHERE, sources
 from vitrail.capture.structure.trace import TracedCall, TracedPass
 from vitrail.errors import SeamError
 

@@ -5,10 +5,19 @@ from contextlib import ExitStack, contextmanager
 
 from torch import Tensor, nn
 
-from vitrail.capture.pass_options import ComputeSettings
-from vitrail.capture.recording import Readout
+from vitrail.capture.recording.layer import Readout
+from vitrail.capture.recording.pass_options import ComputeSettings
+from vitrail.capture.recording.stream_passes import (
+    PlainPass,
+    StreamPass,
+    last_results,
+    read_answer,
+    readout,
+    stream_forward,
+)
 from vitrail.capture.seams import AttentionCall
-from vitrail.capture.stream_checks import (
+from vitrail.capture.structure.projections import Unknown
+from vitrail.capture.structure.stream_checks import (
     StreamsOfPass,
     hidden_tokens,
     known_places,
@@ -16,11 +25,9 @@ from vitrail.capture.stream_checks import (
     measured_streams,
     remember_plain,
 )
-from vitrail.capture.stream_origins import ShownStream
-from vitrail.capture.stream_passes import PlainPass, StreamPass, last_results, read_answer, readout, stream_forward
-from vitrail.capture.streams import Streams
-from vitrail.capture.structure.projections import Unknown
+from vitrail.capture.structure.stream_origins import ShownStream
 from vitrail.capture.structure.stream_updates import FoundUpdates, find_updates, read_updates
+from vitrail.capture.structure.streams import Streams
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import generates

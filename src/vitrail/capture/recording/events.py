@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitrail.capture.recording import Layer, Readout
-from vitrail.capture.streams import AttentionEvent, Rows, Transition
+from vitrail.capture.recording.layer import Layer, Readout
 from vitrail.capture.structure.stream_updates import FeedForward
+from vitrail.capture.structure.streams import AttentionEvent, Rows, Transition
 
 Event = tuple[AttentionEvent | FeedForward | Transition, Layer | None]
 """What happens to tokens, with its layer."""

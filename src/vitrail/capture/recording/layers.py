@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.recording import Layer, Stream, own_dtypes
+from vitrail.capture.recording.layer import Layer, Stream, own_dtypes
 from vitrail.capture.seams.call import AttentionCall, as_heads, as_mask, call_shape, operands_of
 from vitrail.capture.structure.projections import at_zero, is_plain, width_of
 from vitrail.capture.structure.updates import BlockUpdates, missing_in
@@ -22,7 +22,7 @@ from vitrail.errors import SeamError, VitrailError
 from vitrail.models.anatomy import Block
 
 if TYPE_CHECKING:
-    from vitrail.capture.hooks import Capture
+    from vitrail.capture.recording.hooks import Capture
 
 
 def unequal(index: int, queries: int, keys: int) -> str:

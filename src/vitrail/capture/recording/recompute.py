@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.coded_gradients import State
 from vitrail.capture.graph_nodes import node_of, reached
 from vitrail.capture.seams import AttentionCall
+from vitrail.capture.structure.token_codes import State
 from vitrail.errors import OptionError, SeamError
 from vitrail.models.inputs import Inputs
 
