@@ -277,3 +277,19 @@ def _ranges(indices: Sequence[int]) -> str:
     """Numbers in order, runs of them joined: 0-3, 5."""
     runs = [[index for _, index in run] for _, run in groupby(enumerate(indices), lambda one: one[1] - one[0])]
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def unequal(index: int, queries: int, keys: int) -> str:
+    """What to say of attention whose keys are not the tokens that ask."""
+    if keys > queries:
+        return (
+            f"attention layer {index} has {keys} keys for {queries} queries: {keys - queries} keys belong to no token "
+            "of the input, such as the virtual tokens of prefix tuning, a cache or an added bias. A method that reads "
+            "attention maps cannot place them. Use a method that follows gradients to the embeddings, such as attn_lrp "
+            "or integrated_gradients."
+        )
+    return (
+        f"attention layer {index} has {keys} keys for {queries} queries, so its keys are not the tokens that ask: "
+        "attention that thins out its keys, or reads another sequence, is not walked. Use a method that follows "
+        "gradients to the embeddings, such as attn_lrp or integrated_gradients."
+    )

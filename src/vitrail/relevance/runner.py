@@ -16,11 +16,11 @@ from vitrail.capture.recording.continuations import keeping
 from vitrail.capture.recording.forward import forward
 from vitrail.capture.recording.hooks import replaced_stream, with_stream_of
 from vitrail.capture.recording.layer import Layer
-from vitrail.capture.recording.layers import batch_first
 from vitrail.capture.recording.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
 from vitrail.capture.recording.passes import Doubt, Pass, unread
 from vitrail.capture.samples import check_copies
 from vitrail.capture.shadow import autograd, hooks
+from vitrail.capture.structure.tokens import batch_first
 from vitrail.errors import MethodError, SeamError, VitrailError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs

@@ -12,13 +12,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
+from vitrail.capture.checkpointed import keep_saved
 from vitrail.capture.graph_nodes import node_of, reached
 from vitrail.capture.graphs import active
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
-from vitrail.capture.recording.checkpointed import keep_saved
 from vitrail.capture.recording.continuations import Rows, keeping
-from vitrail.capture.recording.hooks import Capture, capturing, replaced_stream, stream_of
-from vitrail.capture.recording.journal import Journal
+from vitrail.capture.recording.hooks import Capture, capturing, replaced_stream
 from vitrail.capture.recording.layer import Recording
 from vitrail.capture.recording.layers import check_read
 from vitrail.capture.recording.padding import first_call
@@ -26,9 +25,10 @@ from vitrail.capture.recording.pass_options import KEEPS, PLAIN, ComputeSettings
 from vitrail.capture.recording.passes import Pass
 from vitrail.capture.recording.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.refusals import AT_THE_INPUTS, more_blocks
-from vitrail.capture.seams.call import first_tensor
+from vitrail.capture.seams.call import first_tensor, stream_of
 from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, memory_of, once, shadow
 from vitrail.capture.structure.blocks import found_body
+from vitrail.capture.structure.journal import Journal
 from vitrail.capture.structure.measure import Structure
 from vitrail.capture.structure.signature import GraphEnds
 from vitrail.capture.structure.variants import journaled, known_updates, measure_all, structure_of, variant_of

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
+from vitrail.capture.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.outputs import UNMOVED, Scalar, run_model
-from vitrail.capture.recording.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.recording.forward import own_precision, run_in
 from vitrail.capture.recording.hooks import Capture, naming
 from vitrail.capture.recording.pass_options import PLAIN, PassOptions, PassPlan

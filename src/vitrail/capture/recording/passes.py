@@ -12,11 +12,12 @@ from vitrail.capture.recording.continuations import continued
 from vitrail.capture.recording.events import NO_TOKEN, Event
 from vitrail.capture.recording.hooks import Capture
 from vitrail.capture.recording.layer import Layer, Readout, own_dtypes, widen
-from vitrail.capture.recording.layers import tensors_of, unequal, with_hidden_prefix
+from vitrail.capture.recording.layers import tensors_of, with_hidden_prefix
 from vitrail.capture.recording.padding import FirstCall, hides_word
 from vitrail.capture.recording.pass_options import ComputeSettings, Wanted
 from vitrail.capture.recording.reach import named_by_mask, one_word, reach, unattended
 from vitrail.capture.recording.recompute import light
+from vitrail.capture.refusals import unequal
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import as_heads, as_mask, call_shape, gradient_as_heads, gradient_of_map, operands_of
 from vitrail.capture.structure.blocks import is_causal

@@ -2,32 +2,46 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
+from vitrail.capture.checkpointed import keeps_saved
+from vitrail.capture.graph_nodes import node_of
 from vitrail.capture.recording.layer import Readout
 from vitrail.capture.recording.pass_options import ComputeSettings
 from vitrail.capture.recording.stream_passes import (
     PlainPass,
     StreamPass,
-    last_results,
     read_answer,
-    readout,
     stream_forward,
 )
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.structure.projections import Unknown
+from vitrail.capture.structure.readouts import LastResults, last_results, readout
+from vitrail.capture.structure.signature import GraphEnds, Node, node_at, places_of, read_route
 from vitrail.capture.structure.stream_checks import (
+    KnownPass,
     StreamsOfPass,
+    graph_ends,
     hidden_tokens,
-    known_places,
-    known_streams,
+    known_of,
     measured_streams,
-    remember_plain,
+    released,
+    with_words,
 )
 from vitrail.capture.structure.stream_origins import ShownStream
-from vitrail.capture.structure.stream_updates import FoundUpdates, find_updates, read_updates
+from vitrail.capture.structure.stream_updates import (
+    FoundUpdates,
+    ReadPass,
+    UpdateTables,
+    find_updates,
+    read_updates,
+)
 from vitrail.capture.structure.streams import Streams
+from vitrail.capture.structure.taps import Tap
+from vitrail.capture.structure.trace import TracedCall
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import generates
@@ -109,7 +123,7 @@ def _measured_run(
         changed, unknown = _find_updates(found) if changes else (None, None)
         calls = [one.call for one in streams.seen.calls]
         answer = read_answer(streams.seen.answer, inputs, calls, generates=generates(model))
-        where = last_results(streams, answer)
+        where = last_results(streams, answer.output.wide)
         starts: dict[int, list[Readout]] = {}
         for target in targets if where is None or cut_readout else ():
             scalars = [part.scalar for part in answer.scalars(target)]
@@ -155,3 +169,97 @@ def real_tokens(streams: Streams, shown: Sequence[ShownStream], calls: Sequence[
             real[one.tokens[~one.mask & (one.tokens >= 0)]] = False
             real[list(one.padding)] = False
     return real
+
+
+# Passes in which the same is done to tokens
+
+
+def known_streams(run: PlainPass, model: nn.Module) -> tuple[KnownPass, ReadPass | None] | None:
+    """Return what is known of a pass, and its tensors that changes are read off; None where it has to be measured.
+
+    It is known if the same was done to tokens in a pass that was measured.
+    """
+    met = known_of(model, run.inputs).plain.find(_plain_ends(run), lambda one: one)
+    if met is None:
+        return None
+    known, nodes = met
+    found = replace(known.found, shown=[with_words(one, run.inputs) for one in known.found.shown])
+    return replace(known, found=found), None if known.changes is None else _changing(known.changes, run, nodes)
+
+
+def _changing(tables: UpdateTables, run: PlainPass, nodes: Sequence[Node]) -> ReadPass | None:
+    """Return the tensors that tables name in another pass; None unless each has its place in the graph there.
+
+    Args:
+        nodes: of the other pass, in the order of the route.
+    """
+    found = run.at_taps(tables.taps)
+    if found is None or [x.shape for x in found.tensors] != tables.shapes:
+        return None
+    places = zip(found.tensors, tables.places, strict=True)
+    return found if all(node_of(x) is node_at(place, nodes) is not None for x, place in places) else None
+
+
+def remember_plain(
+    run: PlainPass, model: nn.Module, found: StreamsOfPass, where: LastResults, changes: FoundUpdates | None
+) -> None:
+    """Remember the streams of a pass that was measured, for passes in which the same is done to tokens.
+
+    Args:
+        changes: what its layers add to the streams, where that was measured.
+    """
+    if found.streams.seen.by_chance:
+        return
+    known, ends = known_of(model, run.inputs).plain, _plain_ends(run)
+    if not ends.complete:
+        return
+    met = known.find(ends, lambda one: one)
+    if met is None:
+        new = KnownPass(released(found, saves=keeps_saved(model)), where, _attending(found.streams.seen.calls))
+        known.keep(route := read_route(ends), new)
+        met = new, route.nodes_in(ends) or []
+    one, nodes = met
+    if changes is not None and one.changes is None and not keeps_saved(model):
+        one.found, one.where = released(found, saves=False), where  # tables are of these numbers of tokens
+        one.changes = _placed(changes, run, nodes)
+
+
+def _placed(changes: FoundUpdates, run: PlainPass, nodes: Sequence[Node]) -> UpdateTables | None:
+    """Return the tables with places in the graph of a pass; None where it does not show what was measured."""
+    found = run.at_taps(changes.tables.taps)
+    if found is None or not all(map(torch.equal, found.tensors, changes.tensors)):
+        return None
+    stand = [node_of(x) for x in found.tensors]
+    places = places_of({node for node in stand if node is not None}, nodes)
+    if not all(node in places for node in stand):
+        return None
+    shapes = [x.shape for x in found.tensors]
+    return replace(changes.tables, places=[places[node] for node in stand], shapes=shapes)
+
+
+def _attending(calls: Sequence[TracedCall]) -> frozenset[int] | None:
+    """Return the modules that make all attention calls; None where one is written by hand, in whatever modules."""
+    return None if any(one.call.weights is not None for one in calls) else frozenset(one.module for one in calls)
+
+
+def known_places(model: nn.Module, inputs: Inputs, *, changes: bool) -> tuple[frozenset[Tap], frozenset[int]] | None:
+    """Return where a pass over inputs of this form is read: tensors of modules, and modules that attend.
+
+    No modules that attend stand for all. None where no such pass is known.
+
+    Args:
+        changes: whether a method reads what layers add to the streams.
+    """
+    known = [one for _, one in known_of(model, inputs).plain.routes if one.changes is not None or not changes]
+    if not known:
+        return None
+    taps = frozenset(
+        tap for one in known if changes and one.changes is not None for tap in one.changes.taps if tap is not None
+    )
+    attending = [one.attending for one in known if one.attending is not None]
+    return taps, frozenset[int]().union(*attending) if len(attending) == len(known) else frozenset()
+
+
+def _plain_ends(run: PlainPass) -> GraphEnds:
+    """Return where the graph of a pass as it is is read."""
+    return graph_ends(run.calls, run.output, run.roots, run.inputs)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.checkpointed import without_recomputation
 from vitrail.capture.copying import copied
 from vitrail.capture.graph_nodes import Node, from_data, node_of, reached
 from vitrail.capture.outputs import LOGITS, named, read_output, run_model
-from vitrail.capture.recording.checkpointed import without_recomputation
 from vitrail.capture.refusals import AT_THE_INPUTS, check_model, no_attention, no_graph
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import call_shape, tensors_in

@@ -19,19 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture import refusals
+from vitrail.capture.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.graph_nodes import node_of, reached, state_of
 from vitrail.capture.outputs import read_output
-from vitrail.capture.recording.checkpointed import keep_saved, keeps_saved
-from vitrail.capture.recording.layers import batch_first
-from vitrail.capture.recording.recompute import check_borders
 from vitrail.capture.shadow import autograd, in_precision, memory_of, remembered
 from vitrail.capture.structure import streams, tokens
 from vitrail.capture.structure.blocks import POOL, SELF, Discovery, discover
 from vitrail.capture.structure.cache import NO_FORM, InputForm, content_of, form_of
 from vitrail.capture.structure.detached import Known
 from vitrail.capture.structure.origins import SAMPLES_DIFFER, Arriving, Origin, origin_of, other_input
-from vitrail.capture.structure.token_codes import call_result, in_graph, with_heads
-from vitrail.capture.structure.tokens import TracedBlock
+from vitrail.capture.structure.token_codes import State, call_result, in_graph, with_heads
+from vitrail.capture.structure.tokens import TracedBlock, batch_first
 from vitrail.capture.structure.trace import (
     SAMPLES,
     TRACE,
@@ -341,7 +339,7 @@ def _together(run: _Pass, blocks: Sequence[TracedBlock]) -> str | None:
     before = reached([node_of(run.answer)], places) - {last}
     beside = [x for block in blocks if block.run is not None for x in block.run.beside]
     leaving, arriving = [block.leaving for block in blocks], [block.arriving for block in blocks]
-    return check_borders(leaving, arriving, beside, before=bool(before))
+    return _check_borders(leaving, arriving, beside, before=bool(before))
 
 
 def _attached(run: _Pass) -> bool:
@@ -519,3 +517,23 @@ def _may_have(model: nn.Module, inputs: Inputs) -> bool:
     nested = any(getattr(config, name, None) is not None for name in ("vision_config", "encoder", "audio_config"))
     given = len(LOOKED_AT & inputs.kwargs.keys()) > 1 or any(name in inputs.kwargs for name in SECOND)
     return given or decodes or nested or bool(getattr(config, "is_encoder_decoder", False))
+
+
+def _check_borders(
+    leavings: list[State | None], arrivings: list[State | None], beside: list[Tensor], *, before: bool
+) -> str | None:
+    """Why the blocks cannot be differentiated one by one; None if they can.
+
+    Args:
+        leavings: what each block gave.
+        arrivings: what each block was given as the stream.
+        beside: the other tensors of real numbers that the blocks were given.
+        before: whether the answer reads what a block before the last gives, other than by way of later blocks.
+    """
+    if before:
+        return "the answer reads what earlier blocks give beside the last"
+    for index, (given, next_read) in enumerate(zip(leavings, arrivings[1:], strict=False)):
+        if given is None or next_read is None or given.tensor is not next_read.tensor or given.edge != next_read.edge:
+            return f"block {index + 1} reads something else than what block {index} gives"
+    given = {node for x in leavings if (node := node_of(x)) is not None}
+    return "blocks read what others give beside the stream" if reached(list(map(node_of, beside)), given) else None

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.graph_nodes import node_of, reached
-from vitrail.capture.recording.layers import unequal
-from vitrail.capture.refusals import AT_THE_INPUTS, COUPLED
+from vitrail.capture.refusals import AT_THE_INPUTS, COUPLED, unequal
 from vitrail.capture.structure.token_codes import MIXED, NOWHERE, Rows, State, numbers_of_tokens, sources, with_heads
 from vitrail.capture.structure.trace import Execution, TracedCall
 from vitrail.models.anatomy import Block
@@ -363,3 +362,8 @@ def unreadable(index: int, seen: str) -> str:
         f"the attention of block {index} cannot be read token by token: {seen}. Windows, packed sequences, shuffled "
         f"tokens and convolutions in a block or after it are such cases. {AT_THE_INPUTS}"
     )
+
+
+def batch_first(block: Block | None, x: Tensor) -> Tensor:
+    """A state of the stream as `[b, t, d]`."""
+    return x if block is None or block.batch_first else x.transpose(0, 1)

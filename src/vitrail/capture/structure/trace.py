@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.checkpointed import without_recomputation
 from vitrail.capture.graph_nodes import Node, node_of, reached, start_graph, state_of
 from vitrail.capture.outputs import run_model
-from vitrail.capture.recording.checkpointed import without_recomputation
 from vitrail.capture.refusals import (
     check_model,
     check_plain_call,
