@@ -17,10 +17,10 @@ from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.outputs import UNMOVED, Scalar, run_model
+from vitrail.capture.recording.answers import StreamAnswer, read_answer
 from vitrail.capture.recording.forward import own_precision, run_in
 from vitrail.capture.recording.hooks import Capture, naming
 from vitrail.capture.recording.pass_options import PLAIN, PassOptions, PassPlan
-from vitrail.capture.recording.stream_passes import StreamAnswer, read_answer
 from vitrail.capture.refusals import REENTRANT, check_differentiable, check_parts, no_graph, why_no_gradient
 from vitrail.capture.residuals import SHARE, incomplete, not_complete
 from vitrail.capture.shadow import autograd, dtypes_of, hooks

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.graph_nodes import start_graph
-from vitrail.capture.outputs import UNMOVED, Output, Scalar, gradients_at, parts, read_output, run_model
-from vitrail.capture.recording.continuations import continued
+from vitrail.capture.outputs import UNMOVED, Scalar, gradients_at, run_model
+from vitrail.capture.recording.answers import StreamAnswer, read_answer
 from vitrail.capture.recording.events import Event, Events
 from vitrail.capture.recording.layer import Layer, Readout, Stream, own_dtypes
 from vitrail.capture.recording.pass_options import ComputeSettings, Wanted
@@ -18,11 +18,10 @@ from vitrail.capture.refusals import check_differentiable, check_model
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import call_dtype, operands_of, tensors_in
 from vitrail.capture.shadow import autograd, hooks, once
-from vitrail.capture.structure.blocks import is_causal
-from vitrail.capture.structure.readouts import LastResults, shared_among
-from vitrail.capture.structure.stream_origins import ShownStream
+from vitrail.capture.structure.readouts import shared_among
+from vitrail.capture.structure.stream_checks import StreamsOfPass
 from vitrail.capture.structure.stream_updates import ReadPass, StreamUpdates
-from vitrail.capture.structure.streams import AttentionEvent, Streams, Transition
+from vitrail.capture.structure.streams import AttentionEvent, Transition
 from vitrail.capture.structure.taps import SUMS, Tap, Tapped, WatchSums
 from vitrail.capture.structure.token_codes import call_result
 from vitrail.capture.structure.trace import TracedCall, rooted
@@ -30,59 +29,32 @@ from vitrail.capture.torch_private import writes_to
 from vitrail.errors import SeamError, TargetError
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import every_module, generates
-from vitrail.targets import Target, as_target
-
-
-@dataclass(frozen=True)
-class StreamAnswer:
-    """What a model with streams answered, and how its answers are read."""
-
-    output: Output
-    inputs: Inputs
-    valid: Tensor  # which positions are real where the model answers at every token
-    causal: bool  # whether it predicts the next token
-    calls: list[AttentionCall]  # the attention of the tokens it answers at
-    compares: bool = False  # whether pictures are compared with texts
-
-    def scalars(self, target: object) -> tuple[Scalar, ...]:
-        """The scalars of a target."""
-        chosen = as_target(target)
-        if isinstance(chosen, Target) and chosen.name == "continuation":
-            return (continued(self.output, chosen, self.inputs, self.calls),)
-        return parts(self.output, chosen, self.valid, causal=self.causal)
-
-
-def read_answer(
-    model_output: object, inputs: Inputs, calls: list[AttentionCall], *, generates: bool = False
-) -> StreamAnswer:
-    """The answer of a pass.
-
-    Args:
-        generates: whether the model is known to predict the next token; else its attention shows it.
-    """
-    output = read_output(model_output)
-    batch, tokens = output.logits.shape[0], output.logits.shape[1] if output.logits.ndim == 3 else 1
-    decodes = any(name.startswith("decoder_input") for name in inputs.kwargs)
-    names = ("decoder_attention_mask",) if decodes else ("decoder_attention_mask", "attention_mask")
-    masks = [inputs.kwargs.get(name) for name in names]
-    fitting = (x for x in masks if isinstance(x, Tensor) and tuple(x.shape) == (batch, tokens))
-    valid = next(fitting, torch.ones(batch, tokens, device=output.logits.device)).bool()
-    own = [x for x in calls if all(y is not None and y.shape[-2] == tokens for y in (x.query, x.key))]
-    causal = generates or any(_causal(call, tokens) for call in own)
-    compares = getattr(model_output, "logits_per_image", None) is not None
-    return StreamAnswer(output, inputs, valid, causal, own, compares)
-
-
-def _causal(call: AttentionCall, tokens: int) -> bool:
-    """Whether no query of self-attention sees a later key."""
-    shown = call.weights if call.weights is not None else call.mask
-    if call.causal or tokens == 1:
-        return True
-    return shown is not None and shown.shape[-2:] == (tokens, tokens) and is_causal(call)
+from vitrail.targets import Target
 
 
 class UnknownReadout(Exception):
     """The gradient of a pass does not tell which tokens a scalar reads: a pass whose results are cut has to."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlainPass:
+    """One forward pass with its graph, before it is known which tokens its attention calls are on."""
+
+    inputs: Inputs
+    roots: list[Tensor]  # where the graph begins
+    calls: list[AttentionCall]
+    output: object
+    answer: StreamAnswer
+    results: list[tuple[TracedCall, int]]  # what each call gave, with its version then
+    tapped: Tapped
+
+    def at_taps(self, taps: Sequence[Tap | None]) -> ReadPass | None:
+        """Return the tensors that are read off at some places; None if one is not as it was there any more."""
+        tensors, calls = self.tapped.read(taps), [one for one, _ in self.results]
+        kept = all(one.output is not None and writes_to(one.output) == version for one, version in self.results)
+        if tensors is None or not kept or len(calls) != len(self.calls):
+            return None
+        return ReadPass(calls, tensors, self.tapped.modules)
 
 
 @dataclass(eq=False)
@@ -90,26 +62,19 @@ class StreamPass:
     """One forward pass with its graph, ready to be differentiated as often as there are scalars to explain.
 
     Args:
-        samples: the sample of every token.
-        shown: the streams that are reported.
+        found: the tokens of its calls.
         updates: how its layers transform tokens, where a method asks for it.
         unknown: why that is not known, where it is asked for and not known.
-        where: where a gradient tells which tokens the answer reads; None where it does not.
         starts: by the identity of a target, which tokens its scalars read, where a pass whose results are cut told it.
         norms: whether a method shares relevance by norms of gradients.
         read: by the identity of a scalar, the tokens that it reads.
     """
 
-    inputs: Inputs
-    streams: Streams
-    samples: Tensor
-    shown: list[ShownStream]
-    calls: list[AttentionCall]
-    answer: StreamAnswer
+    plain: PlainPass
+    found: StreamsOfPass
     settings: ComputeSettings
     updates: StreamUpdates | None = None
     unknown: SeamError | None = None
-    where: LastResults | None = None
     starts: Mapping[int, list[Readout]] = field(default_factory=dict)
     norms: bool = False
     read: dict[int, Readout] = field(default_factory=dict)
@@ -117,11 +82,11 @@ class StreamPass:
     @property
     def masked(self) -> bool:
         """Whether masks may keep tokens from the answer."""
-        return any(call.weights is not None or call.mask is not None or call.causal for call in self.calls)
+        return any(call.weights is not None or call.mask is not None or call.causal for call in self.plain.calls)
 
     def parts(self, target: Target | Callable[[Tensor], Tensor]) -> tuple[Scalar, ...]:
         """Return the scalars of a target on this pass's output."""
-        found = self.answer.scalars(target)
+        found = self.plain.answer.scalars(target)
         for part, start in zip(found, self.starts.get(id(target), ()), strict=False):
             self.read[id(part)] = start
         return found
@@ -136,28 +101,28 @@ class StreamPass:
         gradients, scale = self._gradients(part, wanted, again=again)
         if id(part) not in self.read:
             self.read[id(part)] = self._read_off(gradients)
-        wide = self.answer.output.wide
+        wide = self.plain.answer.output.wide
         return Events(
             self._steps(gradients if wanted.gradients else None, scale, shared=shared),
             readout=self.read[id(part)].to(wide),
             lengths=None if self.updates is None else self.updates.lengths.nan_to_num(0.0).to(wide),
-            crosses=any(not torch.equal(event.queries, event.keys) for event in self.streams.attentions),
+            crosses=any(not torch.equal(event.queries, event.keys) for event in self.found.streams.attentions),
         )
 
     def _gradients(self, part: Scalar, wanted: Wanted, *, again: bool) -> tuple[list[Tensor | None], float]:
         """Return the gradient at what each attention call gave, None where none arrives, and what divided them."""
-        asked: Collection[int] = range(len(self.calls))
+        asked: Collection[int] = range(len(self.plain.calls))
         if not wanted.gradients:  # only to see what is read
-            asked = () if id(part) in self.read or self.where is None else self.where.calls
-        places = {i: x for i in asked if (x := call_result(self.calls[i])) is not None and x.requires_grad}
+            asked = () if id(part) in self.read or self.found.last is None else self.found.last.calls
+        places = {i: x for i in asked if (x := call_result(self.plain.calls[i])) is not None and x.requires_grad}
         if not asked:
-            return [None] * len(self.calls), 1.0
+            return [None] * len(self.plain.calls), 1.0
         if not places:
             raise TargetError(UNMOVED)
-        logits = self.answer.output.wide
+        logits = self.plain.answer.output.wide
         found, scale = gradients_at(part, list(places.values()), logits, again=again, each_sample=False)
         every = dict(zip(places, found, strict=True))
-        return [every.get(i) for i in range(len(self.calls))], 1.0 if scale is None else float(scale[0])
+        return [every.get(i) for i in range(len(self.plain.calls))], 1.0 if scale is None else float(scale[0])
 
     def _read_off(self, gradients: Sequence[Tensor | None]) -> Readout:
         """Return the tokens that a scalar reads, by its gradient at their last attention.
@@ -165,29 +130,29 @@ class StreamPass:
         That does not tell where it reads other sequences than all that an answer may read: tokens that these are made
         of may have a gradient of theirs.
         """
-        if self.where is None:
+        if self.found.last is None:
             raise UnknownReadout
-        norms = torch.zeros(self.streams.count, dtype=torch.float64)
-        for event in self.streams.attentions:
+        norms = torch.zeros(self.found.streams.count, dtype=torch.float64)
+        for event in self.found.streams.attentions:
             gradient = gradients[event.call]
-            if event.call not in self.where.calls or gradient is None:
+            if event.call not in self.found.last.calls or gradient is None:
                 continue
             squares = event.rows.four(gradient).double().square().sum(dim=(1, 3)).cpu()
             here = torch.zeros_like(norms).index_add(0, event.queries.flatten(), squares.flatten()).sqrt()
-            norms = torch.where(self.where.last == event.call, here, norms)
-        read, of = self.where.tokens & (norms > 0), self.streams.sequence_of
-        by_hand = any(self.calls[call].weights is not None for call in self.where.calls)
-        others = set(of[read].tolist()) != set(of[self.where.tokens].tolist())
+            norms = torch.where(self.found.last.last == event.call, here, norms)
+        read, of = self.found.last.tokens & (norms > 0), self.found.streams.sequence_of
+        by_hand = any(self.plain.calls[call].weights is not None for call in self.found.last.calls)
+        others = set(of[read].tolist()) != set(of[self.found.last.tokens].tolist())
         if others or not bool(read.any()) or (by_hand and self.norms):
             raise UnknownReadout
-        equal = shared_among(self.streams, self.samples, read, None)
-        return Readout(equal, None if by_hand else shared_among(self.streams, self.samples, read, norms))
+        equal = shared_among(self.found.streams, self.found.samples, read, None)
+        return Readout(equal, None if by_hand else shared_among(self.found.streams, self.found.samples, read, norms))
 
     def _steps(self, gradients: list[Tensor | None] | None, scale: float, *, shared: bool) -> Iterator[Event]:
         """Every event, last to first, with its layer; None for gradients where no method reads any."""
-        arrives: list[Tensor | None] = [None] * len(self.calls) if gradients is None else list(gradients)
-        with own_dtypes(self.answer.output.logits.device.type):
-            for event in reversed(self.streams.events):
+        arrives: list[Tensor | None] = [None] * len(self.plain.calls) if gradients is None else list(gradients)
+        with own_dtypes(self.plain.answer.output.logits.device.type):
+            for event in reversed(self.found.streams.events):
                 if isinstance(event, Transition):
                     yield event, None
                     continue
@@ -208,7 +173,7 @@ class StreamPass:
                 assert update.state is not None
                 start = torch.zeros(valid.shape, dtype=update.state.dtype, device=update.state.device)
                 held = {"stream": states, "attends": False}
-                yield one, Layer(call, len(self.calls), valid.to(start.device), start, **held)
+                yield one, Layer(call, len(self.plain.calls), valid.to(start.device), start, **held)
 
     def _updating(self, event: AttentionEvent, layer: Layer) -> Layer:
         """The layer with what it adds to its stream, where a method asks for that."""
@@ -235,15 +200,15 @@ class StreamPass:
 
     def _layer(self, event: AttentionEvent, gradient: Tensor | None, scale: float, *, shared: bool) -> Layer:
         """Return the layer of an attention call, with the gradient of what it gave."""
-        call, rows = self.calls[event.call], event.rows
+        call, rows = self.plain.calls[event.call], event.rows
         count, queries, keys = event.queries.shape[0], event.queries.shape[1], event.keys.shape[1]
-        device = self.answer.output.logits.device
+        device = self.plain.answer.output.logits.device
         grad = None if gradient is None else rows.four(gradient)
         # Keys and values of nn.MultiheadAttention have as many heads as queries; grouped ones have an axis of heads.
         mask = None if call.mask is None else rows.four_of_mask(call.mask.detach())
         return Layer(
             index=event.call,
-            depth=len(self.calls),
+            depth=len(self.plain.calls),
             valid=torch.ones(count, keys, dtype=torch.bool, device=device),
             readout=torch.zeros(
                 count, queries, dtype=torch.promote_types(call_dtype(call), torch.float32), device=device
@@ -259,27 +224,6 @@ class StreamPass:
             chunk_rows=self.settings.chunk_rows,
             shared=shared,
         )
-
-
-@dataclass(frozen=True, eq=False)
-class PlainPass:
-    """One forward pass with its graph, before it is known which tokens its attention calls are on."""
-
-    inputs: Inputs
-    roots: list[Tensor]  # where the graph begins
-    calls: list[AttentionCall]
-    output: object
-    answer: StreamAnswer
-    results: list[tuple[TracedCall, int]]  # what each call gave, with its version then
-    tapped: Tapped
-
-    def at_taps(self, taps: Sequence[Tap | None]) -> ReadPass | None:
-        """Return the tensors that are read off at some places; None if one is not as it was there any more."""
-        tensors, calls = self.tapped.read(taps), [one for one, _ in self.results]
-        kept = all(one.output is not None and writes_to(one.output) == version for one, version in self.results)
-        if tensors is None or not kept or len(calls) != len(self.calls):
-            return None
-        return ReadPass(calls, tensors, self.tapped.modules)
 
 
 @contextmanager

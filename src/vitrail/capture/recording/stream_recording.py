@@ -9,17 +9,13 @@ from torch import Tensor, nn
 
 from vitrail.capture.checkpointed import keeps_saved
 from vitrail.capture.graph_nodes import node_of
+from vitrail.capture.recording.answers import read_answer
 from vitrail.capture.recording.layer import Readout
 from vitrail.capture.recording.pass_options import ComputeSettings
-from vitrail.capture.recording.stream_passes import (
-    PlainPass,
-    StreamPass,
-    read_answer,
-    stream_forward,
-)
+from vitrail.capture.recording.stream_passes import PlainPass, StreamPass, stream_forward
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.structure.projections import Unknown
-from vitrail.capture.structure.readouts import LastResults, last_results, readout
+from vitrail.capture.structure.readouts import last_results, readout
 from vitrail.capture.structure.signature import GraphEnds, Node, node_at, places_of, read_route
 from vitrail.capture.structure.stream_checks import (
     KnownPass,
@@ -101,8 +97,7 @@ def _known_run(
         except Unknown:  # what to say of it is found out where it is measured
             return None
     _check_calls(plain, found.streams)
-    made = plain.inputs, found.streams, found.samples, found.shown, plain.calls, plain.answer, settings
-    return StreamPass(*made, updates=changed, where=known.where, norms=norms)
+    return StreamPass(plain, found, settings, updates=changed, norms=norms)
 
 
 @contextmanager
@@ -123,19 +118,18 @@ def _measured_run(
         changed, unknown = _find_updates(found) if changes else (None, None)
         calls = [one.call for one in streams.seen.calls]
         answer = read_answer(streams.seen.answer, inputs, calls, generates=generates(model))
-        where = last_results(streams, answer.output.wide)
+        found = replace(found, last=last_results(streams, answer.output.wide))
         starts: dict[int, list[Readout]] = {}
-        for target in targets if where is None or cut_readout else ():
+        for target in targets if found.last is None or cut_readout else ():
             scalars = [part.scalar for part in answer.scalars(target)]
             starts[id(target)] = [_cut_readout(found, scalar) for scalar in scalars]
     taps = [] if changed is None else [tap for tap in changed.tables.taps if tap is not None]
     with stream_forward(model, inputs, taps) as plain:
-        if where is not None:
-            remember_plain(plain, model, found, where, changed)
+        if found.last is not None:
+            remember_plain(plain, model, found, changed)
         _check_calls(plain, streams)
-        made = inputs, streams, found.samples, found.shown, plain.calls, plain.answer, settings
         updates = None if changed is None else changed.updates
-        yield StreamPass(*made, updates=updates, unknown=unknown, where=where, starts=starts)
+        yield StreamPass(plain, found, settings, updates=updates, unknown=unknown, starts=starts)
 
 
 def _check_calls(plain: PlainPass, streams: Streams) -> None:
@@ -200,9 +194,7 @@ def _changing(tables: UpdateTables, run: PlainPass, nodes: Sequence[Node]) -> Re
     return found if all(node_of(x) is node_at(place, nodes) is not None for x, place in places) else None
 
 
-def remember_plain(
-    run: PlainPass, model: nn.Module, found: StreamsOfPass, where: LastResults, changes: FoundUpdates | None
-) -> None:
+def remember_plain(run: PlainPass, model: nn.Module, found: StreamsOfPass, changes: FoundUpdates | None) -> None:
     """Remember the streams of a pass that was measured, for passes in which the same is done to tokens.
 
     Args:
@@ -215,12 +207,12 @@ def remember_plain(
         return
     met = known.find(ends, lambda one: one)
     if met is None:
-        new = KnownPass(released(found, saves=keeps_saved(model)), where, _attending(found.streams.seen.calls))
+        new = KnownPass(released(found, saves=keeps_saved(model)), _attending(found.streams.seen.calls))
         known.keep(route := read_route(ends), new)
         met = new, route.nodes_in(ends) or []
     one, nodes = met
     if changes is not None and one.changes is None and not keeps_saved(model):
-        one.found, one.where = released(found, saves=False), where  # tables are of these numbers of tokens
+        one.found = released(found, saves=False)  # tables are of these numbers of tokens
         one.changes = _placed(changes, run, nodes)
 
 

@@ -307,6 +307,8 @@ class StreamsOfPass:
     shown: list[ShownStream]  # the streams that are reported
     saves: bool = False  # whether the shadow had to be kept from recomputing anything
     refusal: str | None = None  # why a walk would miss what happens after the last attention, if it would
+    last: LastResults | None = None
+    """Where a gradient tells which tokens the answer reads; None where it does not, or where that was not asked."""
 
 
 @dataclass(eq=False)
@@ -314,7 +316,6 @@ class KnownPass:
     """What is known of passes over one route."""
 
     found: StreamsOfPass
-    where: LastResults
     attending: frozenset[int] | None  # the modules that make all attention calls; None where that is not known
     changes: UpdateTables | None = None  # where a method has asked for it, and modules show it
 
