@@ -33,7 +33,7 @@ from vitrail.capture.recording.passes import Pass
 from vitrail.capture.samples import check_all_apart, check_apart
 from vitrail.capture.shadow import dtypes_of, shadow
 from vitrail.capture.structure.blocks import forget
-from vitrail.capture.structure.measure import has_streams
+from vitrail.capture.structure.sequences import has_streams
 from vitrail.capture.structure.variants import structure_of
 from vitrail.capture.torch_private import current_transform
 from vitrail.errors import (

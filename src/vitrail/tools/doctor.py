@@ -18,8 +18,9 @@ from vitrail.capture.recording.forward import find_body, record
 from vitrail.capture.recording.layer import Layer, widen
 from vitrail.capture.shadow import autograd, hooks, shadow
 from vitrail.capture.structure.blocks import BlockSite, CallSite, discover
-from vitrail.capture.structure.measure import Structure, has_streams, no_origin
+from vitrail.capture.structure.measure import Structure, no_origin
 from vitrail.capture.structure.origins import Origin
+from vitrail.capture.structure.sequences import has_streams
 from vitrail.capture.structure.variants import structure_of
 from vitrail.errors import SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, known_anatomy

@@ -1,8 +1,7 @@
 """What a model does with its tokens, measured on the model.
 
-Three questions are asked of every model and every form of input, once:
+Two questions are asked of every model with one sequence of tokens and every form of input, once:
 
-* Does it have one sequence of tokens, or several streams?
 * Which part of the input does each token of the blocks come from: which patch, which word, or none (class tokens,
   registers, soft prompts)?
 * Does row i of every attention call belong to token i of its block? Windows, packing and shuffled tokens look alike
@@ -12,7 +11,7 @@ The answers come from coded gradients.
 """
 
 from collections.abc import Hashable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,28 +21,25 @@ from vitrail.capture import refusals
 from vitrail.capture.checkpointed import keep_saved, keeps_saved
 from vitrail.capture.graph_nodes import node_of, reached, state_of
 from vitrail.capture.outputs import read_output
-from vitrail.capture.shadow import autograd, in_precision, memory_of, remembered
-from vitrail.capture.structure import streams, tokens
-from vitrail.capture.structure.blocks import POOL, SELF, Discovery, discover
-from vitrail.capture.structure.cache import NO_FORM, InputForm, content_of, form_of
+from vitrail.capture.shadow import autograd, in_precision, memory_of
+from vitrail.capture.structure import tokens
+from vitrail.capture.structure.cache import NO_FORM, InputForm, content_of
 from vitrail.capture.structure.detached import Known
 from vitrail.capture.structure.origins import SAMPLES_DIFFER, Arriving, Origin, origin_of, other_input
 from vitrail.capture.structure.token_codes import State, call_result, in_graph, with_heads
 from vitrail.capture.structure.tokens import TracedBlock, batch_first
 from vitrail.capture.structure.trace import (
     SAMPLES,
-    TRACE,
     Execution,
     TracedCall,
     TracedPass,
     is_same,
     take_trace,
     trace,
-    trace_streams,
 )
 from vitrail.capture.structure.unseen_mixing import batch_first_state, find_unseen_mixing, result_state
-from vitrail.errors import CutGraphError, SeamError, VitrailError
-from vitrail.models.anatomy import Anatomy, Body, known_anatomy
+from vitrail.errors import SeamError, VitrailError
+from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 
 
@@ -342,6 +338,26 @@ def _together(run: _Pass, blocks: Sequence[TracedBlock]) -> str | None:
     return _check_borders(leaving, arriving, beside, before=bool(before))
 
 
+def _check_borders(
+    leavings: list[State | None], arrivings: list[State | None], beside: list[Tensor], *, before: bool
+) -> str | None:
+    """Why the blocks cannot be differentiated one by one; None if they can.
+
+    Args:
+        leavings: what each block gave.
+        arrivings: what each block was given as the stream.
+        beside: the other tensors of real numbers that the blocks were given.
+        before: whether the answer reads what a block before the last gives, other than by way of later blocks.
+    """
+    if before:
+        return "the answer reads what earlier blocks give beside the last"
+    for index, (given, next_read) in enumerate(zip(leavings, arrivings[1:], strict=False)):
+        if given is None or next_read is None or given.tensor is not next_read.tensor or given.edge != next_read.edge:
+            return f"block {index + 1} reads something else than what block {index} gives"
+    given = {node for x in leavings if (node := node_of(x)) is not None}
+    return "blocks read what others give beside the stream" if reached(list(map(node_of, beside)), given) else None
+
+
 def _attached(run: _Pass) -> bool:
     """Whether all blocks have a graph. Where one has none, methods that read gradients say so themselves."""
     given = [run.answer, *(block.leaving for block in run.blocks)]
@@ -427,113 +443,3 @@ def no_origin(why: str, body: Body) -> SeamError:
         f"which token comes from which part of the input is not known: {why}. A map would have to guess where its "
         "scores belong."
     )
-
-
-CUT_PASS = "cut pass"
-"""Under this name a call remembers the streams of a pass whose results are cut, and the inputs of that pass."""
-SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "input_features")
-"""Arguments of models with more than one sequence of tokens."""
-LOOKED_AT = {"input_ids", "pixel_values", "visual_embeds", "image_patches", "input_features"}
-"""Arguments that are parts of one sequence where a model has no other for them."""
-
-
-def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool:
-    """Whether a shadow has several streams, measured where its family or its inputs leave that open."""
-    if given is not None:  # the anatomy that the user named says that there is one stream
-        return False
-    form = form_of(inputs).keys[0]
-    several = remembered.get(model, "has streams", form, lambda: _measured_or_known(model, inputs))
-    if several:
-        memory_of(model).call.pop(TRACE, None)  # nothing else is read off it
-    return several
-
-
-def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether there are several streams; where that cannot be measured, a model of a known family has one."""
-    try:
-        if known_anatomy(model) is None:
-            return _has_several(model, inputs)
-        return _may_have(model, inputs) and _several(model, inputs)
-    except SeamError:
-        return known_anatomy(model) is None
-
-
-def _has_several(model: nn.Module, inputs: Inputs) -> bool:
-    """Return True if a model of no known family has several streams."""
-    may_have, several = _may_have(model, inputs), None
-    if may_have:
-        with suppress(SeamError):  # such as queries of frozen weights, without a graph: blocks are sought all the same
-            several = _several(model, inputs)
-    if several:
-        return True
-    try:
-        found = discover(model, inputs)
-    except CutGraphError:
-        return False  # the pass over one stream says so
-    if _single(found):
-        return False
-    # Tokens in several axes, several copies of them (series by channel, AltUp), and those of all samples in one axis
-    # are numbered by the streams.
-    return may_have or _several(model, inputs) or any(len(block.shape) != 2 for block in found.blocks)
-
-
-def _several(model: nn.Module, inputs: Inputs) -> bool:
-    """Return True if tokens are not those of one sequence in order, which a query may pool at the end.
-
-    The pass that was measured is kept for the call that explains them.
-    """
-    with trace_streams(model, inputs, streams.measured) as found:
-        plain = found.is_plain(pooled=False) or found.is_plain(pooled=True)
-    several = not plain or len(LOOKED_AT & inputs.kwargs.keys()) > 1
-    if several:
-        memory_of(model).call[CUT_PASS] = inputs, found
-    return several
-
-
-def _pools(found: Discovery) -> bool:
-    """Whether the last call is a pooling query, used or not."""
-    return bool(found.calls) and found.calls[-1].kind == POOL
-
-
-def _single(found: Discovery) -> bool:
-    """Whether every call is self-attention of all tokens of its block, and all blocks work on tokens of one shape."""
-    if not found.calls:
-        return True
-    last = len(found.calls) - _pools(found)
-    rows = {call.queries for call in found.calls[:last]}
-    own = all(call.kind == SELF and not call.transition for call in found.calls[:last])
-    shapes = {block.shape for block in found.blocks}
-    plain = len(shapes) == 1 and all(len(shape) == 2 for shape in shapes)
-    return own and len(rows) == 1 and plain and rows == {next(iter(shapes))[0]}
-
-
-def _may_have(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether the modules, the configuration or the inputs of a model are those of several streams."""
-    config = getattr(model, "config", None)
-    kinds = {getattr(vars(module).get("config"), "model_type", None) for module in model.modules()}
-    if "clip" in kinds:  # its towers do not meet: the picture is explained for the texts
-        return False
-    decodes = any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules())
-    nested = any(getattr(config, name, None) is not None for name in ("vision_config", "encoder", "audio_config"))
-    given = len(LOOKED_AT & inputs.kwargs.keys()) > 1 or any(name in inputs.kwargs for name in SECOND)
-    return given or decodes or nested or bool(getattr(config, "is_encoder_decoder", False))
-
-
-def _check_borders(
-    leavings: list[State | None], arrivings: list[State | None], beside: list[Tensor], *, before: bool
-) -> str | None:
-    """Why the blocks cannot be differentiated one by one; None if they can.
-
-    Args:
-        leavings: what each block gave.
-        arrivings: what each block was given as the stream.
-        beside: the other tensors of real numbers that the blocks were given.
-        before: whether the answer reads what a block before the last gives, other than by way of later blocks.
-    """
-    if before:
-        return "the answer reads what earlier blocks give beside the last"
-    for index, (given, next_read) in enumerate(zip(leavings, arrivings[1:], strict=False)):
-        if given is None or next_read is None or given.tensor is not next_read.tensor or given.edge != next_read.edge:
-            return f"block {index + 1} reads something else than what block {index} gives"
-    given = {node for x in leavings if (node := node_of(x)) is not None}
-    return "blocks read what others give beside the stream" if reached(list(map(node_of, beside)), given) else None

@@ -20,8 +20,8 @@ from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.shadow import autograd, memory_of, remembered
 from vitrail.capture.structure.cache import Variants, form_of, named_arguments
-from vitrail.capture.structure.measure import CUT_PASS
 from vitrail.capture.structure.readouts import LastResults
+from vitrail.capture.structure.sequences import CUT_PASS
 from vitrail.capture.structure.signature import GraphEnds, Route, ends_of, read_route
 from vitrail.capture.structure.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.structure.stream_updates import UpdateTables
