@@ -113,7 +113,8 @@ class StreamPass:
         """Return the gradient at what each attention call gave, None where none arrives, and what divided them."""
         asked: Collection[int] = range(len(self.plain.calls))
         if not wanted.gradients:  # only to see what is read
-            asked = () if id(part) in self.read or self.found.last is None else self.found.last.calls
+            last = None if id(part) in self.read else self.found.last_calls
+            asked = () if last is None else last[last >= 0].unique().tolist()
         places = {i: x for i in asked if (x := call_result(self.plain.calls[i])) is not None and x.requires_grad}
         if not asked:
             return [None] * len(self.plain.calls), 1.0
@@ -130,19 +131,21 @@ class StreamPass:
         That does not tell where it reads other sequences than all that an answer may read: tokens that these are made
         of may have a gradient of theirs.
         """
-        if self.found.last is None:
+        last, of = self.found.last_calls, self.found.streams.sequence_of
+        if last is None:
             raise UnknownReadout
+        calls = set(last[last >= 0].tolist())
         norms = torch.zeros(self.found.streams.count, dtype=torch.float64)
         for event in self.found.streams.attentions:
             gradient = gradients[event.call]
-            if event.call not in self.found.last.calls or gradient is None:
+            if event.call not in calls or gradient is None:
                 continue
             squares = event.rows.four(gradient).double().square().sum(dim=(1, 3)).cpu()
             here = torch.zeros_like(norms).index_add(0, event.queries.flatten(), squares.flatten()).sqrt()
-            norms = torch.where(self.found.last.last == event.call, here, norms)
-        read, of = self.found.last.tokens & (norms > 0), self.found.streams.sequence_of
-        by_hand = any(self.plain.calls[call].weights is not None for call in self.found.last.calls)
-        others = set(of[read].tolist()) != set(of[self.found.last.tokens].tolist())
+            norms = torch.where(last == event.call, here, norms)
+        read = (last >= 0) & (norms > 0)
+        by_hand = any(self.plain.calls[call].weights is not None for call in calls)
+        others = set(of[read].tolist()) != set(of[last >= 0].tolist())
         if others or not bool(read.any()) or (by_hand and self.norms):
             raise UnknownReadout
         equal = shared_among(self.found.streams, self.found.samples, read, None)

@@ -15,7 +15,7 @@ from vitrail.capture.recording.pass_options import ComputeSettings
 from vitrail.capture.recording.stream_passes import PlainPass, StreamPass, stream_forward
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.structure.projections import Unknown
-from vitrail.capture.structure.readouts import last_results, readout
+from vitrail.capture.structure.readouts import last_calls, readout
 from vitrail.capture.structure.signature import GraphEnds, Node, node_at, places_of, read_route
 from vitrail.capture.structure.stream_checks import (
     KnownPass,
@@ -118,14 +118,14 @@ def _measured_run(
         changed, unknown = _find_updates(found) if changes else (None, None)
         calls = [one.call for one in streams.seen.calls]
         answer = read_answer(streams.seen.answer, inputs, calls, generates=generates(model))
-        found = replace(found, last=last_results(streams, answer.output.wide))
+        found = replace(found, last_calls=last_calls(streams, answer.output.wide))
         starts: dict[int, list[Readout]] = {}
-        for target in targets if found.last is None or cut_readout else ():
+        for target in targets if found.last_calls is None or cut_readout else ():
             scalars = [part.scalar for part in answer.scalars(target)]
             starts[id(target)] = [_cut_readout(found, scalar) for scalar in scalars]
     taps = [] if changed is None else [tap for tap in changed.tables.taps if tap is not None]
     with stream_forward(model, inputs, taps) as plain:
-        if found.last is not None:
+        if found.last_calls is not None:
             remember_plain(plain, model, found, changed)
         _check_calls(plain, streams)
         updates = None if changed is None else changed.updates

@@ -1,7 +1,5 @@
 """Which tokens of several sequences an answer reads, measured in the pass that structure is read off."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -64,22 +62,14 @@ def shared_among(streams: Streams, samples: Tensor, read: Tensor, norms: Tensor 
     return weights / torch.bincount(groups, weights)[groups].clamp(min=torch.finfo(weights.dtype).tiny)
 
 
-@dataclass(frozen=True, eq=False)
-class LastResults:
-    """Where a pass whose results are not cut shows which tokens an answer reads.
+def last_calls(streams: Streams, wide: Tensor) -> Tensor | None:
+    """Return the attention call that gives last to each token that an answer may read, -1 for other tokens.
 
-    Nothing but the answer reads these tokens after their last attention. So a gradient there is the answer's own.
-    """
+    Nothing but the answer reads these tokens after that call. So a gradient there is the answer's own, also in a pass
+    whose results are not cut. Asked with random weights of all numbers that the model answers.
 
-    tokens: Tensor  # which tokens an answer may read
-    calls: tuple[int, ...]  # the attention calls that give to them last
-    last: Tensor  # the last call that gives to each token, -1 for none
-
-
-def last_results(streams: Streams, wide: Tensor) -> LastResults | None:
-    """Return where tokens can be read off without a cut pass; None where the gradient there may not be the answer's.
-
-    Asked in the pass whose results are cut, with random weights of all numbers that the model answers.
+    Returns:
+        None where such a gradient may not be the answer's.
     """
     if not wide.is_floating_point() or wide.dtype.itemsize < 4 or not wide.requires_grad:
         return None
@@ -101,4 +91,4 @@ def last_results(streams: Streams, wide: Tensor) -> LastResults | None:
     # Another input may be read at other tokens, as by a maximum over all of them.
     alike = torch.isin(streams.sequence_of, streams.sequence_of[direct].unique())
     direct |= alike & (last >= 0) & (used <= when)
-    return LastResults(direct, tuple(sorted(set(last[direct].tolist()))), last)
+    return last.where(direct, -1)

@@ -20,7 +20,6 @@ from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.shadow import autograd, memory_of, remembered
 from vitrail.capture.structure.cache import Variants, form_of, named_arguments
-from vitrail.capture.structure.readouts import LastResults
 from vitrail.capture.structure.sequences import CUT_PASS
 from vitrail.capture.structure.signature import GraphEnds, Route, ends_of, read_route
 from vitrail.capture.structure.stream_origins import MASKS, WORDS, ShownStream, reported
@@ -307,8 +306,7 @@ class StreamsOfPass:
     shown: list[ShownStream]  # the streams that are reported
     saves: bool = False  # whether the shadow had to be kept from recomputing anything
     refusal: str | None = None  # why a walk would miss what happens after the last attention, if it would
-    last: LastResults | None = None
-    """Where a gradient tells which tokens the answer reads; None where it does not, or where that was not asked."""
+    last_calls: Tensor | None = None  # where a gradient tells which tokens the answer reads; None where it does not
 
 
 @dataclass(eq=False)
