@@ -17,7 +17,7 @@ from vitrail.capture.recording.forward import forward
 from vitrail.capture.recording.hooks import replaced_stream, with_stream_of
 from vitrail.capture.recording.layer import Layer
 from vitrail.capture.recording.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
-from vitrail.capture.recording.passes import Doubt, Pass, unread
+from vitrail.capture.recording.passes import DeferredCheck, Pass, unread
 from vitrail.capture.samples import check_copies
 from vitrail.capture.shadow import autograd, hooks
 from vitrail.capture.structure.tokens import batch_first
@@ -132,7 +132,7 @@ class Runner:
         axis = 1 if stream and blocks and not blocks[0].batch_first else 0  # of the samples
         if self.part.needed and gradient.shape[axis] == self.inputs.batch:
             zero = (gradient == 0).movedim(axis, 0).flatten(1).all(dim=1)
-            self.run.doubts.append(Doubt(zero, unread))
+            self.run.deferred.append(DeferredCheck(zero, unread))
         return x, gradient
 
     @contextmanager

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from vitrail.capture.recording.layer import Layer, Readout
 from vitrail.capture.structure.stream_updates import FeedForward
-from vitrail.capture.structure.streams import AttentionEvent, Rows, Transition
+from vitrail.capture.structure.streams import AttentionEvent, RowLayout, Transition
 
 Event = tuple[AttentionEvent | FeedForward | Transition, Layer | None]
 """What happens to tokens, with its layer."""
@@ -39,4 +39,5 @@ def events_of(layers: Iterable[Layer]) -> Iterator[Event]:
     for layer in layers:
         if tokens.shape != layer.valid.shape:
             tokens = torch.arange(layer.valid.numel()).view(layer.valid.shape)
-        yield AttentionEvent(layer.index, NO_TOKEN if layer.pooling else tokens, tokens, Rows(1), in_order=True), layer
+        queries = NO_TOKEN if layer.pooling else tokens
+        yield AttentionEvent(layer.index, queries, tokens, RowLayout(1), in_order=True), layer

@@ -16,7 +16,7 @@ from vitrail.capture.checkpointed import keep_saved
 from vitrail.capture.graph_nodes import node_of, reached
 from vitrail.capture.graphs import active
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
-from vitrail.capture.recording.continuations import Rows, keeping
+from vitrail.capture.recording.continuations import ReadRows, keeping
 from vitrail.capture.recording.hooks import Capture, capturing, replaced_stream
 from vitrail.capture.recording.layer import Recording
 from vitrail.capture.recording.layers import check_read
@@ -61,7 +61,7 @@ def forward(
     pass_options: PassOptions = PLAIN,
     *,
     lean: bool = False,
-    rows: Rows | None = None,
+    rows: ReadRows | None = None,
 ) -> Iterator[Pass]:
     """Run a shadow of the model once, and keep what its attention layers were given and gave.
 
@@ -105,7 +105,7 @@ def plan_pass(
     options: PassOptions,
     *,
     lean: bool,
-    rows: Rows | None,
+    rows: ReadRows | None,
 ) -> PassPlan:
     """What is decided of a pass before it runs, or why it cannot be made."""
     check_fits(model, inputs)

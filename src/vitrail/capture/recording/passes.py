@@ -22,7 +22,7 @@ from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import as_heads, as_mask, call_shape, gradient_as_heads, gradient_of_map, operands_of
 from vitrail.capture.structure.blocks import is_causal
 from vitrail.capture.structure.measure import Structure, no_origin
-from vitrail.capture.structure.streams import AttentionEvent, Rows
+from vitrail.capture.structure.streams import AttentionEvent, RowLayout
 from vitrail.errors import AnatomyError, SeamError, TargetError, VitrailError
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import Inputs
@@ -41,8 +41,8 @@ def index_on(index: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """Samples in which something is wrong, if any are, and the error that says so.
+class DeferredCheck:
+    """A deferred check: which samples fail it, and the error to raise.
 
     A question to a GPU waits until all its work is done, so those that decide nothing else are asked at the end.
     """
@@ -112,7 +112,7 @@ class Pass:
         # Whether masks may keep tokens from the answer: a single layer without one lets all tokens pass.
         self.masked = known and all(x.causal or x.mask is not None or x.weights is not None for x in calls)
         self._reach: tuple[Scalar, Tensor | None] | None = None  # the tokens that reach the scalar last asked for
-        self.doubts: list[Doubt] = []
+        self.deferred: list[DeferredCheck] = []
 
     def parts(self, target: Target | Callable[[Tensor], Tensor]) -> tuple[Scalar, ...]:
         """The scalars of a target on this pass's output."""
@@ -123,10 +123,10 @@ class Pass:
 
     def settle(self) -> None:
         """Raise if any of the readouts was wrong."""
-        doubts, self.doubts = self.doubts, []
-        for doubt in doubts:
-            if bool(doubt.wrong.any()):
-                raise doubt.error(doubt.wrong.nonzero()[:, 0].tolist())
+        deferred, self.deferred = self.deferred, []
+        for check in deferred:
+            if bool(check.wrong.any()):
+                raise check.error(check.wrong.nonzero()[:, 0].tolist())
 
     def _valid(self, call: AttentionCall) -> Tensor:
         """Return which tokens are real, by the attention mask that was given, or by another mask of the first layer.
@@ -228,7 +228,7 @@ class Pass:
             return None
         read, claimed = (tokens != 0).any(dim=2), self._claimed_readout(part)[0]
         if part.needed:  # as where a mask calls the words padding, and the padding words
-            self.doubts.append(Doubt(read.any(dim=1) & ~(read & self.valid).any(dim=1), unread))
+            self.deferred.append(DeferredCheck(read.any(dim=1) & ~(read & self.valid).any(dim=1), unread))
         return read if claimed is None else read | (claimed > 0)
 
     def patches(self, x: Tensor) -> Tensor:
@@ -268,7 +268,7 @@ class Pass:
                     gradients[index], arriving = self._again(index, arriving, wanted, again=again)
                 layer = self._layer(index, gradients[index], scale, wanted.gradients, readout, shared=shared)
                 queries = NO_TOKEN if layer.pooling else tokens
-                yield AttentionEvent(index, queries, tokens, Rows(1), in_order=True), layer
+                yield AttentionEvent(index, queries, tokens, RowLayout(1), in_order=True), layer
                 gradients[index].clear()
                 if dropped:
                     self._drop(index)
@@ -403,14 +403,14 @@ class Pass:
         claimed, named = self._claimed_readout(part)
         empty = ~(measured > 0).any(dim=1)
         if claimed is None:
-            self.doubts += [Doubt(empty, unread)] if part.needed else []
+            self.deferred += [DeferredCheck(empty, unread)] if part.needed else []
             return measured
-        self.doubts += [Doubt(empty, unread)] if needed and dtype.itemsize >= 4 else []
+        self.deferred += [DeferredCheck(empty, unread)] if needed and dtype.itemsize >= 4 else []
         if part.position is None:
             # In half precision small gradients vanish, and so does that of a token whose probability is one.
             wrong = contradicted(claimed, measured, coarse=dtype.itemsize < 4 or part.rows is not None)
             say = lambda samples: contradiction(claimed, measured, samples[0], named=named)  # noqa: E731
-            self.doubts.append(Doubt(wrong, say))
+            self.deferred.append(DeferredCheck(wrong, say))
             return claimed
         inside = (measured * claimed).sum(dim=1) > 0
         elsewhere = SeamError(
@@ -418,7 +418,7 @@ class Pass:
             f"{len(self.capture.blocks)} blocks found: the model answers in another sequence of tokens than the one "
             "these blocks work on."
         )
-        self.doubts.append(Doubt(~(inside | empty), lambda samples: elsewhere))
+        self.deferred.append(DeferredCheck(~(inside | empty), lambda samples: elsewhere))
         return torch.where(empty[:, None], claimed, measured)
 
     def _claimed_readout(self, part: Scalar) -> tuple[Tensor | None, str]:

@@ -59,7 +59,7 @@ class Structure:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pass:
+class _BlockwiseTrace:
     """A pass that structure is read off, by the blocks of the model."""
 
     body: Body
@@ -142,7 +142,7 @@ def _measured(model: nn.Module, some: Inputs, body: Body) -> Structure:
         return replace(judged, origin=check(judged.origin, model, some, body))
 
 
-def _by_blocks(body: Body, seen: TracedPass) -> _Pass:
+def _by_blocks(body: Body, seen: TracedPass) -> _BlockwiseTrace:
     """Sort what was seen by the blocks; refuse attention that has no graph."""
     runs: list[list[Execution]] = []
     for index, block in enumerate(body.blocks):
@@ -167,10 +167,10 @@ def _by_blocks(body: Body, seen: TracedPass) -> _Pass:
     if seen.projections is not None:  # gradients inside of blocks need not be those of the weights
         ran = [run for some in runs for run in some]
         seen.projections.cheap.update(time for run in ran for time in range(run.begins, run.ends))
-    return _Pass(body, seen, blocks, outside, order, answer)
+    return _BlockwiseTrace(body, seen, blocks, outside, order, answer)
 
 
-def _writes(run: _Pass) -> bool:
+def _writes(run: _BlockwiseTrace) -> bool:
     """Return True if the model writes into what enters a block, or into what the last one gives."""
     runs = [block.run for block in run.blocks if block.run is not None]
     return any(x.writes_in() for x in runs) or any(x.writes_out() for x in runs[-1:])
@@ -212,14 +212,14 @@ def _unmoved(origin: Origin, model: nn.Module, inputs: Inputs, body: Body) -> Or
     return origin
 
 
-def _judged(inputs: Inputs, run: _Pass) -> Structure:
+def _judged(inputs: Inputs, run: _BlockwiseTrace) -> Structure:
     """The structure that follows from what was seen, or why methods that read attention cannot be used."""
     found = _judged_by_blocks(inputs, run)
     several = _check_lookups(run) if found.refusal is None else None
     return found if several is None else Structure(several, several)
 
 
-def _judged_by_blocks(inputs: Inputs, run: _Pass) -> Structure:
+def _judged_by_blocks(inputs: Inputs, run: _BlockwiseTrace) -> Structure:
     """The same by the order of tokens alone."""
     origin = origin_of(inputs, run.arriving, run.seen.beginnings, run.seen.cells_before(run.begin))
     blocks, answer, real = run.blocks, run.answer, inputs.attention_mask
@@ -258,7 +258,7 @@ def _judged_by_blocks(inputs: Inputs, run: _Pass) -> Structure:
     return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used, together, conditional=conditional)
 
 
-def _check_lookups(run: _Pass) -> str | None:
+def _check_lookups(run: _BlockwiseTrace) -> str | None:
     """Return why a token shows more than its own word; None if words are looked up where the tokens begin alone."""
     ids = None if run.seen.inputs is None else run.seen.inputs.ids
     if ids is None:
@@ -280,13 +280,13 @@ def _check_lookups(run: _Pass) -> str | None:
     return None
 
 
-def _may_read_more(run: _Pass) -> bool:
+def _may_read_more(run: _BlockwiseTrace) -> bool:
     """Return True if the answer is made of what the last block gives, though it does not depend on it here."""
     node = node_of(run.blocks[-1].leaving)
     return node is not None and bool(reached([node_of(run.answer)], {node}))
 
 
-def _cut_by_detaching(run: _Pass) -> str | None:
+def _cut_by_detaching(run: _BlockwiseTrace) -> str | None:
     """Return why gradients of the model leave out some of what it computes; None if they do not."""
     seen, blocks = run.seen, run.blocks
     words = seen.beginnings
@@ -312,7 +312,7 @@ def _cut_by_detaching(run: _Pass) -> str | None:
     return None if cut is None else refusals.detached(cut)
 
 
-def _check_calls(run: _Pass, batch: int) -> str | None:
+def _check_calls(run: _BlockwiseTrace, batch: int) -> str | None:
     """Return why attention calls of a model without blocks do not tell what it looked at; None if they do."""
     refusal = tokens.check_chain(run.outside, batch)
     last = run.outside[-1] if run.outside else None
@@ -322,7 +322,7 @@ def _check_calls(run: _Pass, batch: int) -> str | None:
     return find_unseen_mixing(run.answer, [state], run.seen.runs_after(run.end))
 
 
-def _together(run: _Pass, blocks: Sequence[TracedBlock]) -> str | None:
+def _together(run: _BlockwiseTrace, blocks: Sequence[TracedBlock]) -> str | None:
     """Why the blocks cannot be differentiated one by one; None if they can."""
     entering = [node_of(block.arriving) for block in blocks]
     for index, block in enumerate(blocks):
@@ -358,14 +358,14 @@ def _check_borders(
     return "blocks read what others give beside the stream" if reached(list(map(node_of, beside)), given) else None
 
 
-def _attached(run: _Pass) -> bool:
+def _attached(run: _BlockwiseTrace) -> bool:
     """Whether all blocks have a graph. Where one has none, methods that read gradients say so themselves."""
     given = [run.answer, *(block.leaving for block in run.blocks)]
     given += [call_result(one.call) for block in run.blocks for one in block.calls]
     return all(x is not None and x.requires_grad for x in given)
 
 
-def _read_places(run: _Pass, ends: Sequence[Tensor]) -> list[Tensor]:
+def _read_places(run: _BlockwiseTrace, ends: Sequence[Tensor]) -> list[Tensor]:
     """The tokens `[b, t]` that the answer reads, other than by attention in later blocks.
 
     Of what enters the first block, then of what each block gives.
@@ -405,7 +405,7 @@ def _check_read(read: list[Tensor]) -> str | None:
     return None
 
 
-def _counting(run: _Pass) -> list[TracedCall]:
+def _counting(run: _BlockwiseTrace) -> list[TracedCall]:
     """The attention calls outside of the blocks that read what these give, or the input, and that the answer reads."""
     streams = [x for block in run.blocks for x in (block.arriving, block.leaving)]
     roots = {node for x in (*streams, *run.seen.beginnings) if (node := node_of(x)) is not None}
@@ -422,7 +422,7 @@ def _counting(run: _Pass) -> list[TracedCall]:
     return counting[::-1]
 
 
-def _outside(run: _Pass, counting: int) -> str | None:
+def _outside(run: _BlockwiseTrace, counting: int) -> str | None:
     """Why attention outside the blocks makes what the blocks show incomplete; None if it does not."""
     pools = 1 if run.body.pool is not None else 0
     if counting <= pools:

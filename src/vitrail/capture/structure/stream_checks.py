@@ -24,7 +24,7 @@ from vitrail.capture.structure.sequences import CUT_PASS
 from vitrail.capture.structure.signature import GraphEnds, Route, ends_of, read_route
 from vitrail.capture.structure.stream_origins import MASKS, WORDS, ShownStream, reported
 from vitrail.capture.structure.stream_updates import UpdateTables
-from vitrail.capture.structure.streams import AttentionEvent, Rows, Streams, Transition, measured
+from vitrail.capture.structure.streams import AttentionEvent, RowLayout, Streams, Transition, measured
 from vitrail.capture.structure.token_codes import MIXED, NOWHERE, State, sources
 from vitrail.capture.structure.trace import TracedPass, trace_streams
 from vitrail.capture.structure.unseen_mixing import TokenState, find_unseen_mixing
@@ -91,7 +91,7 @@ def _reads(streams: Streams, event: AttentionEvent, given: AttentionEvent) -> bo
     return leaf is None or not any(operands) or bool(reached(operands, {leaf}))
 
 
-def _values_are_of(key: Tensor, value: Tensor | None, index: int, before: list[Tensor], rows: Rows) -> bool:
+def _values_are_of(key: Tensor, value: Tensor | None, index: int, before: list[Tensor], rows: RowLayout) -> bool:
     """Whether every value row of a call is known to be made of the token of its key row.
 
     Args:
