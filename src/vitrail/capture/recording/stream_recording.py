@@ -24,7 +24,7 @@ from vitrail.capture.structure.stream_checks import (
     hidden_tokens,
     known_of,
     measured_streams,
-    released,
+    tables_of,
     with_words,
 )
 from vitrail.capture.structure.stream_origins import ShownStream
@@ -207,12 +207,12 @@ def remember_plain(run: PlainPass, model: nn.Module, found: StreamsOfPass, chang
         return
     met = known.find(ends, lambda one: one)
     if met is None:
-        new = KnownPass(released(found, saves=keeps_saved(model)), _attending(found.streams.seen.calls))
+        new = KnownPass(tables_of(found, saves=keeps_saved(model)), _attending(found.streams.seen.calls))
         known.keep(route := read_route(ends), new)
         met = new, route.nodes_in(ends) or []
     one, nodes = met
     if changes is not None and one.changes is None and not keeps_saved(model):
-        one.found = released(found, saves=False)  # tables are of these numbers of tokens
+        one.found = tables_of(found, saves=False)  # tables are of these numbers of tokens
         one.changes = _placed(changes, run, nodes)
 
 

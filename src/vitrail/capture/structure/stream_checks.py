@@ -365,7 +365,7 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
 
     with _trace_of_call(model, inputs, measure, sums=sums) as found:
         if new and not found.streams.seen.by_chance:
-            kept.cut.keep(new[0], released(found, saves=keeps_saved(model)))
+            kept.cut.keep(new[0], tables_of(found, saves=keeps_saved(model)))
         yield found
 
 
@@ -450,7 +450,7 @@ def _find_unseen_mixing(streams: Streams, samples: Tensor) -> str | None:
     return None
 
 
-def released(found: StreamsOfPass, *, saves: bool) -> StreamsOfPass:
+def tables_of(found: StreamsOfPass, *, saves: bool) -> StreamsOfPass:
     """The tables alone, with the shapes of what attention gave."""
     streams = found.streams
     sequences = [replace(sequence, operand=torch.empty(0)) for sequence in streams.sequences]
