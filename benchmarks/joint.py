@@ -22,7 +22,7 @@ if not torch.cuda.is_available():
 import triton
 import triton.language as tl
 
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.layer import Layer
 from vitrail.capture.seams.call import kept_logsumexp
 from vitrail.relevance import dense, fused
 

@@ -2,7 +2,7 @@
 
 import vitrail
 from vitrail.api.requests import read_request
-from vitrail.capture.forward import find_body
+from vitrail.capture.recording.forward import find_body
 from vitrail.errors import AnatomyError, MethodError, OptionError
 from vitrail.models.inputs import read_inputs
 from vitrail.relevance import LayerReader, Walk

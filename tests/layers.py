@@ -5,9 +5,10 @@ from dataclasses import replace
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from vitrail.capture.recording import Layer, Stream
+from vitrail.capture.recording.events import Events, events_of
+from vitrail.capture.recording.layer import Layer, Stream
 from vitrail.relevance import LayerReader, Walk
-from vitrail.relevance.walk import Events, walk_events
+from vitrail.relevance.walk import walk_events
 
 B, H, T, D, M = 2, 3, 5, 4, 7
 
@@ -51,5 +52,5 @@ def stack(depth=3, **options):
 
 
 def run(method: Walk | LayerReader, layers):
-    (made,) = walk_events([method], Events([(None, one) for one in reversed(layers)]))
+    (made,) = walk_events([method], Events(events_of(reversed(layers))))
     return made.result

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.attribution import Attribution
-from vitrail.capture.input_gradients import CLOSER
+from vitrail.capture.recording.input_gradients import CLOSER
 from vitrail.errors import VitrailError
 
 METHODS = ("gae", "rollout", "tokentm", "auto", "leave_one_out")

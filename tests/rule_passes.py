@@ -5,8 +5,8 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from vitrail.capture.hooks import Capture
-from vitrail.capture.pass_options import PassPlan
+from vitrail.capture.recording.hooks import Capture
+from vitrail.capture.recording.pass_options import PassPlan
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.relevance.lrp import propagating
 

@@ -594,7 +594,7 @@ def test_tokens_side_by_side_are_told_apart(before, anatomy, embedding):
 
 
 def test_packed_tokens_are_refused():
-    from vitrail.capture.layers import stream_around
+    from vitrail.capture.recording.layers import stream_around
     from vitrail.errors import SeamError
 
     with pytest.raises(SeamError, match="packed side by side"):

@@ -18,7 +18,8 @@ from any_own_models import ManualExp
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture import forward, measure
+from vitrail.capture.recording import forward
+from vitrail.capture.structure import measure
 from vitrail.errors import VitrailError
 from vitrail.tools.doctor import examine
 

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import api
-from vitrail.capture import measure
+from vitrail.capture.structure import measure
 from vitrail.errors import CutGraphError, VitrailError
 
 EVEN = torch.tensor([[2, 7, 1, 9, 4], [2, 8, 5, 6, 0]])

@@ -14,8 +14,9 @@ from torch.testing import assert_close
 from type_checks import unchecked
 
 import vitrail
+from vitrail.capture.recording.events import Events, events_of
 from vitrail.errors import AnatomyError, InputError, MethodError, OptionError, SeamError, VitrailError
-from vitrail.relevance.walk import Events, LayerReader, Result, walk_events
+from vitrail.relevance.walk import LayerReader, Result, walk_events
 
 BERT = "hf_bert"
 
@@ -264,9 +265,10 @@ def test_each_walk_is_credited_with_the_seconds_of_its_own_steps(monkeypatch):
         return LayerReader(start=lambda _: 0, step=step, finish=lambda *_: Result(torch.zeros(1, 1)))
 
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    layers = [SimpleNamespace(index=1, is_last=True), SimpleNamespace(index=0, is_last=False)]
+    one = {"valid": torch.ones(1, 1), "pooling": False}
+    layers = [SimpleNamespace(index=1, is_last=True, **one), SimpleNamespace(index=0, is_last=False, **one)]
     with unchecked():
-        found = walk_events([taking(1.0), taking(10.0), taking(100.0)], Events([(None, one) for one in layers]))
+        found = walk_events([taking(1.0), taking(10.0), taking(100.0)], Events(events_of(layers)))
     assert [one.seconds for one in found] == [2.0, 20.0, 200.0]
 
 

@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 import vitrail
 from vitrail.api.requests import read_request, wanted_by
-from vitrail.capture.forward import find_body, forward
-from vitrail.capture.pass_options import ComputeSettings
+from vitrail.capture.recording.forward import find_body, forward
+from vitrail.capture.recording.pass_options import ComputeSettings
 from vitrail.capture.seams.intercept import InterceptAttention
 from vitrail.capture.structure import blocks
 from vitrail.models import anatomy

@@ -13,9 +13,9 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import targets
-from vitrail.capture import forward as passes
-from vitrail.capture import recompute
-from vitrail.capture.recompute import Recomputed, blocks_to_drop
+from vitrail.capture.recording import forward as passes
+from vitrail.capture.recording import recompute
+from vitrail.capture.recording.recompute import Recomputed, blocks_to_drop
 from vitrail.errors import OptionError, SeamError
 
 transformers = pytest.importorskip("transformers")

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 import vitrail
 from vitrail import Anatomy, targets
-from vitrail.capture.coded_gradients import MIXED, NOWHERE, sources
+from vitrail.capture.structure.token_codes import MIXED, NOWHERE, sources
 from vitrail.errors import AnatomyError, SeamError, TargetError
 
 BLOCKS = Anatomy(blocks="blocks")

@@ -13,7 +13,7 @@ from tiny_models import MODELS, tiny
 import vitrail
 
 pytestmark = pytest.mark.usefixtures("little_to_search")
-record = importlib.import_module("vitrail.capture.forward")  # `vitrail.capture.forward` is the function
+record = importlib.import_module("vitrail.capture.recording.forward")
 
 
 @pytest.mark.parametrize("name", ["timm_vit", "hf_bert", "hf_llama"])

@@ -14,8 +14,8 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail import targets
-from vitrail.capture.forward import find_body, forward
-from vitrail.capture.pass_options import ComputeSettings, Wanted
+from vitrail.capture.recording.forward import find_body, forward
+from vitrail.capture.recording.pass_options import ComputeSettings, Wanted
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, SeamError, TargetError
 from vitrail.models.inputs import read_inputs

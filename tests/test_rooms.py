@@ -126,6 +126,15 @@ def test_rooms_import_only_those_before_them():
     assert set(against) - REMAINING == set(), {pair: against[pair] for pair in set(against) - REMAINING}
 
 
+def test_structure_is_measured_without_what_records_a_pass():
+    read_first, layer = "vitrail.capture.structure", "vitrail.capture.recording.layer"
+    every = {module: read.at_the_top | read.inside_functions for module, read in modules().items()}
+    own = [others for module, others in every.items() if module.startswith(read_first)]
+    assert len(own) > 15
+    found = set().union(*own)
+    assert {other for other in found if other.startswith("vitrail.capture.recording")} <= {layer}
+
+
 def test_only_allowed_imports_stand_inside_functions():
     found = {
         (module, other)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import vitrail
 from vitrail import targets
-from vitrail.capture import coded_gradients, stream_checks, stream_origins, streams
+from vitrail.capture.structure import stream_checks, stream_origins, streams, token_codes
 from vitrail.errors import SeamError
 
 TARGET = targets.logit(7, position=4)
@@ -32,7 +32,7 @@ def unmeasured(monkeypatch):
             monkeypatch.setattr(module, "sources", refuse)
 
     yield switch
-    assert coded_gradients.sources is not refuse
+    assert token_codes.sources is not refuse
 
 
 def same(one, other):

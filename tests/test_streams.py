@@ -12,8 +12,8 @@ from type_checks import unchecked
 import vitrail
 from vitrail import targets
 from vitrail.api import stream_gradients
-from vitrail.capture import stream_checks
-from vitrail.capture.streams import Transition
+from vitrail.capture.structure import stream_checks
+from vitrail.capture.structure.streams import Transition
 from vitrail.errors import MethodError, RuleError, SeamError
 
 SIZE = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,

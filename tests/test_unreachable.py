@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail import targets
 from vitrail.api.bounds import credits_unreachable, drop_unreachable
-from vitrail.capture.reach import reach, unattended
+from vitrail.capture.recording.reach import reach, unattended
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import SeamError
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.unseen_mixing import batch_first_state, find_unseen_mixing
+from vitrail.capture.structure.unseen_mixing import batch_first_state, find_unseen_mixing
 from vitrail.errors import SeamError
 
 PLACES = [(0, "class"), (1, "mean"), (2, "class"), (2, "mean")]

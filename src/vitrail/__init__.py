@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from vitrail.api.explainer import Explainer, prepare
     from vitrail.api.many import explain_many
     from vitrail.attribution import Attribution, Comparison
-    from vitrail.capture.forward import record
-    from vitrail.capture.recording import Layer, Recording
+    from vitrail.capture.recording.forward import record
+    from vitrail.capture.recording.layer import Layer, Recording
     from vitrail.errors import VitrailError
     from vitrail.evaluate import bench, data, metrics
     from vitrail.methods import METHODS
@@ -44,8 +44,8 @@ else:
         "Attribution": "vitrail.attribution",
         "Comparison": "vitrail.attribution",
         "Explainer": "vitrail.api.explainer",
-        "Layer": "vitrail.capture.recording",
-        "Recording": "vitrail.capture.recording",
+        "Layer": "vitrail.capture.recording.layer",
+        "Recording": "vitrail.capture.recording.layer",
         "TextTower": "vitrail.models.anatomy",
         "VitrailError": "vitrail.errors",
         "answer": "vitrail.tools.answers",
@@ -57,7 +57,7 @@ else:
         "generate": "vitrail.tools.generations",
         "guide": "vitrail.tools.guide",
         "prepare": "vitrail.api.explainer",
-        "record": "vitrail.capture.forward",
+        "record": "vitrail.capture.recording.forward",
         "rewrite": "vitrail.tools.rewrite",
         "structure": "vitrail.tools.doctor",
         "transfer": "vitrail.tools.transfer",

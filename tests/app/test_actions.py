@@ -20,7 +20,8 @@ from vitrail.apps.web.guard import ASKS
 from vitrail.apps.web.payload import INTEGERS
 from vitrail.apps.web.workers import Job, Stopped
 from vitrail.attribution import Comparison
-from vitrail.capture import forward, measure
+from vitrail.capture.recording import forward
+from vitrail.capture.structure import measure
 from vitrail.errors import ModelError, OptionError, TargetError
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS

@@ -22,7 +22,7 @@ import vitrail
 from vitrail import compare, targets
 from vitrail.api import explainer
 from vitrail.apps.web import removing
-from vitrail.capture.forward import predict
+from vitrail.capture.recording.forward import predict
 from vitrail.errors import OptionError
 from vitrail.evaluate import bench, data, metrics
 from vitrail.evaluate.bench import worker

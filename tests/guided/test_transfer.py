@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import vitrail
 from vitrail import targets
 from vitrail.api.requests import read_request
-from vitrail.capture.forward import find_body
+from vitrail.capture.recording.forward import find_body
 from vitrail.capture.seams.intercept import in_place_of, on_top_of
 from vitrail.errors import AnatomyError, OptionError, OutputError, TargetError
 from vitrail.models.inputs import read_inputs

@@ -7,7 +7,7 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.recording import Stream
+from vitrail.capture.recording.layer import Stream
 from vitrail.errors import AnatomyError
 from vitrail.methods import bi
 from vitrail.methods.paths import rows_read

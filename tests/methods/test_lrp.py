@@ -5,7 +5,7 @@ from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.recording.pass_options import PassOptions
 from vitrail.errors import MethodError, OptionError, TargetError
 from vitrail.methods import abs_lrp, lrp, options
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.recording import Stream
+from vitrail.capture.recording.layer import Stream
 from vitrail.errors import AnatomyError, MethodError, OptionError
 from vitrail.methods import tis
 

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.layer import Layer
 from vitrail.capture.seams.call import read_sdpa
 from vitrail.relevance import attention, chunked, dense, fused, gradient, positive
 from vitrail.relevance.backends import choose_backend, fused_refusal

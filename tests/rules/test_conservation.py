@@ -7,8 +7,8 @@ from torch import nn
 from torch.testing import assert_close
 
 from vitrail import targets
-from vitrail.capture.forward import find_body, forward
-from vitrail.capture.pass_options import ComputeSettings, PassOptions, Wanted
+from vitrail.capture.recording.forward import find_body, forward
+from vitrail.capture.recording.pass_options import ComputeSettings, PassOptions, Wanted
 from vitrail.methods.transformer_attribution import CONSERVING, ORIG, linear
 from vitrail.models.inputs import read_inputs
 from vitrail.relevance.lrp import RuleSet, propagating

@@ -11,8 +11,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import vitrail
-from vitrail.capture.forward import find_body, forward
-from vitrail.capture.pass_options import ComputeSettings, PassOptions, Wanted
+from vitrail.capture.recording.forward import find_body, forward
+from vitrail.capture.recording.pass_options import ComputeSettings, PassOptions, Wanted
 from vitrail.capture.shadow import shadow
 from vitrail.errors import RuleError, TargetError
 from vitrail.methods.attn_lrp import ATTN

@@ -24,16 +24,16 @@ from vitrail.api.requests import (
 from vitrail.api.stream_gradients import check_level_at_inputs, explain_at_inputs, is_gradient
 from vitrail.api.streams import explain_streams, reads_changes
 from vitrail.attribution import Attribution, Comparison
-from vitrail.capture.continuations import rows_read
-from vitrail.capture.forward import find_body, forward
-from vitrail.capture.measure import has_streams
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import ComputeSettings
-from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import DRAWN, fingerprint, provenance
+from vitrail.capture.recording.continuations import rows_read
+from vitrail.capture.recording.forward import find_body, forward
+from vitrail.capture.recording.pass_options import ComputeSettings
+from vitrail.capture.recording.passes import Pass
 from vitrail.capture.samples import check_all_apart, check_apart
 from vitrail.capture.shadow import dtypes_of, shadow
 from vitrail.capture.structure.blocks import forget
+from vitrail.capture.structure.sequences import has_streams
 from vitrail.capture.structure.variants import structure_of
 from vitrail.capture.torch_private import current_transform
 from vitrail.errors import (

@@ -16,11 +16,11 @@ from vitrail.api.bounds import DROPPED, OF_TOKENS, PADDING_IS_READ, UNSHOWN, exp
 from vitrail.api.requests import Request, by_target, check_scalar, wanted_by
 from vitrail.attribution import Attribution, SeenPictures, class_titles
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import Wanted
-from vitrail.capture.passes import Pass
-from vitrail.capture.reach import pass_down
-from vitrail.capture.recording import Layer
-from vitrail.capture.stream_passes import StreamPass
+from vitrail.capture.recording.layer import Layer
+from vitrail.capture.recording.pass_options import Wanted
+from vitrail.capture.recording.passes import Pass
+from vitrail.capture.recording.reach import pass_down
+from vitrail.capture.recording.stream_passes import StreamPass
 from vitrail.capture.structure.origins import signal_kind
 from vitrail.models.inputs import Inputs, patch_sums
 from vitrail.models.taking import Prepared

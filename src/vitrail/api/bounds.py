@@ -11,7 +11,7 @@ from torch import Tensor
 from vitrail.api.requests import Request
 from vitrail.attribution import Attribution
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.passes import Pass, unread
+from vitrail.capture.recording.passes import Pass, unread
 from vitrail.errors import InputError, TargetError, VitrailError
 from vitrail.relevance import Result
 from vitrail.relevance.runner import RerunMethod

@@ -21,12 +21,12 @@ from vitrail.api import explain
 from vitrail.api.attributions import attach_metadata, attribution_of
 from vitrail.api.requests import Request, read_request
 from vitrail.attribution import Attribution
-from vitrail.capture.forward import find_body, forward
 from vitrail.capture.graphs import GraphError, Replay, cuda_graph
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import PLAIN, ComputeSettings
-from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import hashed, sampled_weights
+from vitrail.capture.recording.forward import find_body, forward
+from vitrail.capture.recording.pass_options import PLAIN, ComputeSettings
+from vitrail.capture.recording.passes import Pass
 from vitrail.capture.references import settings_of
 from vitrail.capture.shadow import Snapshot, shadow, snapshot
 from vitrail.capture.torch_private import current_transform

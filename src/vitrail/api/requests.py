@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.capture.pass_options import Wanted
+from vitrail.capture.recording.pass_options import Wanted
 from vitrail.errors import MethodError, TargetError, VitrailError, suggest
 from vitrail.methods import DEFAULT_METHOD, DEFAULTS, METHODS, Method
 from vitrail.models.inputs import Inputs

@@ -12,7 +12,8 @@ from vitrail.api.attributions import TokenLabels, build_attribution, timed
 from vitrail.api.bounds import with_zeros
 from vitrail.api.requests import Request
 from vitrail.attribution import Attribution
-from vitrail.capture.input_gradients import (
+from vitrail.capture.outputs import Scalar
+from vitrail.capture.recording.input_gradients import (
     PICTURE,
     InputAttribution,
     converged_gradients,
@@ -20,11 +21,10 @@ from vitrail.capture.input_gradients import (
     integrated_gradients,
     texts_of,
 )
-from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import ComputeSettings
+from vitrail.capture.recording.pass_options import ComputeSettings
 from vitrail.capture.residuals import MORE
-from vitrail.capture.stream_checks import measured_streams
-from vitrail.capture.stream_origins import LEFT_OUT, ShownStream, one_of_each, text_rows
+from vitrail.capture.structure.stream_checks import measured_streams
+from vitrail.capture.structure.stream_origins import LEFT_OUT, ShownStream, one_of_each, text_rows
 from vitrail.errors import CutGraphError, OptionError, SeamError
 from vitrail.models.inputs import Inputs, patch_sums
 

@@ -13,14 +13,14 @@ from vitrail.api.requests import Request, wanted_by
 from vitrail.api.stream_gradients import explain_at_inputs, is_gradient
 from vitrail.attribution import Attribution
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import ComputeSettings
 from vitrail.capture.provenance import fingerprint
-from vitrail.capture.stream_checks import measured_streams
-from vitrail.capture.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
-from vitrail.capture.stream_passes import StreamPass, UnknownReadout
-from vitrail.capture.stream_recording import record_streams
-from vitrail.capture.streams import Streams, Transition
+from vitrail.capture.recording.pass_options import ComputeSettings
+from vitrail.capture.recording.stream_passes import StreamPass, UnknownReadout
+from vitrail.capture.recording.stream_recording import record_streams
 from vitrail.capture.structure.origins import signal_kind
+from vitrail.capture.structure.stream_checks import measured_streams
+from vitrail.capture.structure.stream_origins import LEFT_OUT, WORDS, ShownStream, own_texts
+from vitrail.capture.structure.streams import Streams, Transition
 from vitrail.errors import MethodError, RuleError, SeamError, VitrailError
 from vitrail.methods import METHODS
 from vitrail.models.inputs import Inputs
@@ -74,9 +74,9 @@ def _walk_streams(
     made: dict[Request, Attribution | VitrailError] = {}
     try:
         with passes as run:
-            _check_inputs(inputs, run.shown)
+            _check_inputs(inputs, run.found.shown)
             for request in requests:
-                if (why := _refusal(request, run.shown, run.unknown)) is not None:
+                if (why := _refusal(request, run.found.shown, run.unknown)) is not None:
                     made[request] = why
             walking = [request for request in requests if request not in made]
             for request, one in walk_requests(run, walking, wanted_by([request.plan for request in walking])).items():
@@ -85,7 +85,7 @@ def _walk_streams(
         return _walk_streams(model, requests, settings, cut_readout=True)
     seconds = (time.perf_counter() - begun) / len(requests)
     outcomes = [made[request] for request in requests]
-    return run.shown, [timed(one, seconds) if isinstance(one, Attribution) else one for one in outcomes]
+    return run.found.shown, [timed(one, seconds) if isinstance(one, Attribution) else one for one in outcomes]
 
 
 def reads_changes(request: Request) -> bool:
@@ -130,24 +130,24 @@ def _attribution(
     """The attribution of the stream the user gave, with those of all streams."""
     part, starts = results[0][0], [run.read[id(part)].readout for part, _ in results]
     read = torch.stack(starts).amax(dim=0) > 0
-    shown = own_texts(run.shown, run.inputs.batch, part.target, read, compares=run.answer.compares)
+    shown = own_texts(run.found.shown, run.plain.inputs.batch, part.target, read, compares=run.plain.answer.compares)
     held = [(scalar, *_held(result)) for scalar, result in results]
     total = add_scalars([(scalar, result) for scalar, result, _ in held], ("scores", "own"))
     scores, own = total["scores"], total.get("own")
     start = starts[0] if len(starts) == 1 else None
     # What was not measured, or is a choice where the method's paper has one stream alone.
-    merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.streams.events)
+    merged = any(isinstance(event, Transition) and bool((event.share < 1).any()) for event in run.found.streams.events)
     changed = run.updates.assumed if run.updates is not None and reads_changes(request) else []
-    left_out = [LEFT_OUT] * (len(shown) < len(run.shown))
+    left_out = [LEFT_OUT] * (len(shown) < len(run.found.shown))
     left_out += [DROPPED.format(request.entry.name)] * any(dropped for _, _, dropped in held)
-    assumed = [*[SHARES] * merged, *run.streams.assumed, *changed, *left_out]
-    assumed += [said for one in shown if (said := _unlabelled(run.streams, one, shown)) is not None]
-    assumed += _unplaced(run.inputs, shown)
+    assumed = [*[SHARES] * merged, *run.found.streams.assumed, *changed, *left_out]
+    assumed += [said for one in shown if (said := _unlabelled(run.found.streams, one, shown)) is not None]
+    assumed += _unplaced(run.plain.inputs, shown)
     known = assumed, backends
     each = {one.name: _one(request, part, run, one, scores, own, start, known) for one in shown}
     each = with_zeros(each, signed=request.signed)
     # The stream the user gave: an encoder's, the whole text of a language model with pictures.
-    targets = {target for _, target in run.streams.since}
+    targets = {target for _, target in run.found.streams.since}
     whole = [one.name for one in shown if one.given == "input_ids" and one.sequence in targets]
     main = "encoder" if "encoder" in each else (whole or list(each))[0]
     return replace(each[main], streams=each if len(each) > 1 else {})
@@ -246,22 +246,22 @@ def _one(
         return x[index] * real.to(x.device)
 
     size = None
-    pixels = run.inputs.kwargs.get("pixel_values", run.inputs.args[0] if run.inputs.args else None)
+    pixels = run.plain.inputs.kwargs.get("pixel_values", run.plain.inputs.args[0] if run.plain.inputs.args else None)
     if stream.kind == "image" and isinstance(pixels, Tensor) and pixels.ndim in (4, 5):
         size = (pixels.shape[-2], pixels.shape[-1])
-    own_scores, signal = None if own is None else read(own), run.inputs.signal
+    own_scores, signal = None if own is None else read(own), run.plain.inputs.signal
     labels = TokenLabels(
         kind=stream.kind,
         grid=stream.grid,
         size=size,
-        tokens=_words(stream, run.inputs),
+        tokens=_words(stream, run.plain.inputs),
         valid=real.to(scores.device) if stream.kind == "text" and not bool(real.all()) else None,
         readout=_position(stream, start) if stream.kind == "text" else None,
     )
     provenance = {
         "default": request.reason,
         "assumed": assumed,
-        "signal": signal_kind(run.inputs.shown.ndim, stream.labels) if signal and stream.labels else None,
+        "signal": signal_kind(run.plain.inputs.shown.ndim, stream.labels) if signal and stream.labels else None,
     }
     own_scores = own_scores if own_scores is not None and bool((own_scores != 0).any()) else None
     return build_attribution(

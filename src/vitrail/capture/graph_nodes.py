@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
-from vitrail.capture.coded_gradients import State
+from vitrail.capture.structure.token_codes import State
 from vitrail.capture.torch_private import current_transform
 
 Node = object

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.recording import widen
+from vitrail.capture.recording.layer import widen
 from vitrail.capture.shadow import pass_context, passes
 from vitrail.errors import InputError, TargetError, VitrailError
 from vitrail.models.anatomy import POOLED, from_library

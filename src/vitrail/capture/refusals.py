@@ -287,3 +287,19 @@ def asked_again(ids: Tensor) -> str:
         "it in one batch with a text that does not hold them"
     )
     return said + (own if len(ids) == 1 else "")
+
+
+def unequal(index: int, queries: int, keys: int) -> str:
+    """What to say of attention whose keys are not the tokens that ask."""
+    if keys > queries:
+        return (
+            f"attention layer {index} has {keys} keys for {queries} queries: {keys - queries} keys belong to no token "
+            "of the input, such as the virtual tokens of prefix tuning, a cache or an added bias. A method that reads "
+            "attention maps cannot place them. Use a method that follows gradients to the embeddings, such as attn_lrp "
+            "or integrated_gradients."
+        )
+    return (
+        f"attention layer {index} has {keys} keys for {queries} queries, so its keys are not the tokens that ask: "
+        "attention that thins out its keys, or reads another sequence, is not walked. Use a method that follows "
+        "gradients to the embeddings, such as attn_lrp or integrated_gradients."
+    )

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from vitrail.capture.input_gradients import at_inputs
 from vitrail.capture.outputs import read_output, run_model
-from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.recording.input_gradients import at_inputs
+from vitrail.capture.recording.pass_options import PassOptions
 from vitrail.capture.refusals import COUPLED
 from vitrail.capture.residuals import close
 from vitrail.capture.shadow import autograd, dtypes_of, remembered

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitrail.capture.continuations import summed
+from vitrail.capture.recording.continuations import summed
 from vitrail.errors import InputError
 from vitrail.evaluate.data.examples import ContextExample
 from vitrail.evaluate.metrics.texts import lds, recall_at

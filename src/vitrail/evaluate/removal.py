@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitrail.capture.forward import predict
+from vitrail.capture.recording.forward import predict
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.arrays import Numbers
 from vitrail.evaluate.metrics.fills import Fill, filled

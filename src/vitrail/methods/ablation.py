@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitrail.capture.continuations import sequences_of, summed
+from vitrail.capture.recording.continuations import sequences_of, summed
 from vitrail.capture.residuals import close
 from vitrail.capture.shadow import dtypes_of
 from vitrail.errors import InputError, OptionError, VitrailError

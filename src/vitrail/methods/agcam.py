@@ -8,8 +8,8 @@ the readout's row. Blocks and heads are added, not averaged.
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.recording import Layer, Probs
+from vitrail.capture.recording.layer import Layer, Probs
+from vitrail.capture.recording.pass_options import PassOptions
 from vitrail.capture.seams.intercept import BLIND
 from vitrail.methods.options import check_blocks
 from vitrail.relevance import LayerReader, pull

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.layer import Layer
 from vitrail.methods.options import ROWS, check_choice, last_layer
 from vitrail.relevance import LayerReader, Result, attention, gradient, pull
 

@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.capture.recording import Layer, widen
+from vitrail.capture.recording.layer import Layer, widen
 from vitrail.errors import AnatomyError, MissingTensorError
 from vitrail.methods.options import without_readout
 from vitrail.methods.paths import (

@@ -20,8 +20,8 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from vitrail.capture.pass_options import PLAIN, PassOptions
-from vitrail.capture.recording import own_dtypes
+from vitrail.capture.recording.layer import own_dtypes
+from vitrail.capture.recording.pass_options import PLAIN, PassOptions
 from vitrail.errors import MethodError, OptionError, VitrailError
 from vitrail.methods import agcam, attn_lrp, gae, grad_cam, le_grad, tokentm
 from vitrail.methods.integrated_gradients import few_steps

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitrail.capture.recording import widen
+from vitrail.capture.recording.layer import widen
 from vitrail.errors import OptionError, RuleError
 from vitrail.methods.options import at_level, check_choice, check_rules, under_rules
 from vitrail.relevance import Result

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.pass_options import PassOptions, Wanted
-from vitrail.capture.recording import Layer, Probs
+from vitrail.capture.recording.layer import Layer, Probs
+from vitrail.capture.recording.pass_options import PassOptions, Wanted
 from vitrail.capture.seams.intercept import Override, in_place_of
 from vitrail.methods.options import check_blocks, check_choice, check_count
 from vitrail.relevance import Result, positive, tiles

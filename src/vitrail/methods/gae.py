@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.recording import Layer
-from vitrail.capture.streams import AttentionEvent
+from vitrail.capture.recording.layer import Layer
+from vitrail.capture.structure.streams import AttentionEvent
 from vitrail.errors import OptionError
 from vitrail.methods.options import check_choice, check_start_layer
 from vitrail.relevance import Walk, complete, magnitude, positive, pull

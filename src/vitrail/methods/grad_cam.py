@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.layer import Layer
 from vitrail.methods.options import ROWS, check_choice, last_layer, min_max, without_readout
 from vitrail.relevance import LayerReader, attention, gradient, positive, pull, tiles
 

@@ -21,8 +21,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.recording import Layer, widen
+from vitrail.capture.recording.layer import Layer, widen
+from vitrail.capture.recording.pass_options import PassOptions
 from vitrail.capture.seams.intercept import Override
 from vitrail.capture.structure.projections import matrix
 from vitrail.errors import MethodError, MissingTensorError, OptionError

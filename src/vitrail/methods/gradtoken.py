@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.layer import Layer
 from vitrail.errors import OptionError
 from vitrail.methods.options import check_choice
 from vitrail.relevance import LayerReader, Result, attention, pull, push, score_gradient

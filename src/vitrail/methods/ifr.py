@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.recording import Layer, widen
+from vitrail.capture.recording.layer import Layer, widen
+from vitrail.capture.recording.pass_options import PassOptions
 from vitrail.errors import MethodError, OptionError, TargetError
 from vitrail.methods.options import check_choice, check_count
 from vitrail.models.anatomy import Body

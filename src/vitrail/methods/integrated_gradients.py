@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.pass_options import PassOptions
+from vitrail.capture.recording.pass_options import PassOptions
 from vitrail.capture.residuals import MORE, not_complete
 from vitrail.capture.shadow import dtypes_of
 from vitrail.methods.options import at_level, check_level, tokens_first

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.recording import Layer, widen
+from vitrail.capture.recording.layer import Layer, widen
+from vitrail.capture.recording.pass_options import PassOptions
 from vitrail.errors import MethodError, OptionError, suggest
 from vitrail.methods.options import ROWS, check_blocks, check_choice
 from vitrail.models.anatomy import Body

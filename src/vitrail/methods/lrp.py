@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.recording import Probs
+from vitrail.capture.recording.layer import Probs
 from vitrail.methods.options import at_level, check_choice, check_rules, under_rules, without_readout
 from vitrail.methods.transformer_attribution import CONSERVING, ORIG, map_relevance
 from vitrail.relevance import Result

@@ -12,8 +12,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from vitrail.capture.pass_options import LEVELS, PassOptions
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.layer import Layer
+from vitrail.capture.recording.pass_options import LEVELS, PassOptions
 from vitrail.errors import AnatomyError, InputError, MethodError, OptionError, suggest
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs

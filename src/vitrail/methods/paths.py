@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitrail.capture.pass_options import PLAIN, PassOptions
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.layer import Layer
+from vitrail.capture.recording.pass_options import PLAIN, PassOptions
 from vitrail.errors import AnatomyError, OptionError
 from vitrail.methods.options import Check, check_count
 from vitrail.models.anatomy import Body

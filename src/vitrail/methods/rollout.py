@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.layer import Layer
 from vitrail.methods.options import ROWS, check_choice, check_start_layer, last_layer, without_readout
 from vitrail.relevance import LayerReader, Result, Walk, attention, pull
 from vitrail.relevance.walk import STARTS, Walked

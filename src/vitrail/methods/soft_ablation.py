@@ -24,8 +24,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitrail.capture.pass_options import PassOptions, Wanted
-from vitrail.capture.recording import Layer, Probs
+from vitrail.capture.recording.layer import Layer, Probs
+from vitrail.capture.recording.pass_options import PassOptions, Wanted
 from vitrail.capture.seams.intercept import Override
 from vitrail.errors import InputError, MethodError, OptionError, TargetError
 from vitrail.methods.ablation import Ablated, ablated, check_spans, sources_of

@@ -7,7 +7,7 @@ Paper -> code: pi -> `states`, one for each row that is read; P -> head mean of 
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.layer import Layer
 from vitrail.methods.paths import (
     LAST,
     carried,

@@ -13,7 +13,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.layer import Layer
 from vitrail.errors import AnatomyError, MethodError, OptionError
 from vitrail.methods.options import check_choice, check_count, check_seed, min_max_over, watched
 from vitrail.models.anatomy import Body, find

@@ -23,8 +23,8 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitrail.capture.layers import Early
-from vitrail.capture.recording import Layer, widen
+from vitrail.capture.recording.layer import Layer, widen
+from vitrail.capture.recording.layers import Early
 from vitrail.errors import MissingTensorError
 from vitrail.methods.options import check_choice
 from vitrail.relevance import LayerReader, Result, Walk, positive, pull

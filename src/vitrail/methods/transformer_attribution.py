@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import PassOptions
-from vitrail.capture.passes import Pass
-from vitrail.capture.recording import Layer, Probs, widen
+from vitrail.capture.recording.layer import Layer, Probs, widen
+from vitrail.capture.recording.pass_options import PassOptions
+from vitrail.capture.recording.passes import Pass
 from vitrail.capture.seams.call import AttentionCall, read_sdpa
 from vitrail.capture.seams.intercept import softmax
 from vitrail.errors import OptionError

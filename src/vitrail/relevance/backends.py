@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.layer import Layer
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import OutOfMemoryError
 from vitrail.relevance import chunked, dense, fused

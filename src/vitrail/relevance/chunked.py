@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.layer import Layer
 from vitrail.relevance import dense
 from vitrail.relevance.dense import Weigh, entries
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.recording import Layer, Probs, widen
+from vitrail.capture.recording.layer import Layer, Probs, widen
 
 Weigh = Callable[[Layer], Probs]
 _observers: ContextVar[tuple[set[str], ...]] = ContextVar("observers of backends", default=())

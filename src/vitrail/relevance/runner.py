@@ -12,17 +12,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
-from vitrail.capture.continuations import keeping
-from vitrail.capture.forward import forward
-from vitrail.capture.hooks import replaced_stream, with_stream_of
-from vitrail.capture.layers import batch_first
 from vitrail.capture.outputs import Scalar, read_output, run_model
-from vitrail.capture.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
-from vitrail.capture.passes import Doubt, Pass, unread
-from vitrail.capture.recording import Layer
+from vitrail.capture.recording.continuations import keeping
+from vitrail.capture.recording.forward import forward
+from vitrail.capture.recording.hooks import replaced_stream, with_stream_of
+from vitrail.capture.recording.layer import Layer
+from vitrail.capture.recording.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
+from vitrail.capture.recording.passes import DeferredCheck, Pass, unread
 from vitrail.capture.samples import MOST, check_copies, measure_repeats
 from vitrail.capture.shadow import autograd, hooks, memory_of, remembered, rewind_random
 from vitrail.capture.structure.cache import form_of
+from vitrail.capture.structure.tokens import batch_first
 from vitrail.errors import InputError, MethodError, SeamError, VitrailError
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
@@ -137,7 +137,7 @@ class Runner:
         axis = 1 if stream and blocks and not blocks[0].batch_first else 0  # of the samples
         if self.part.needed and gradient.shape[axis] == self.inputs.batch:
             zero = (gradient == 0).movedim(axis, 0).flatten(1).all(dim=1)
-            self.run.doubts.append(Doubt(zero, unread))
+            self.run.deferred.append(DeferredCheck(zero, unread))
         return x, gradient
 
     def draw_again(self) -> None:

@@ -1,7 +1,7 @@
 """Methods that read a recording: relevance that walks over its events, and sums over its layers; last to first.
 
-One loop serves a model with one sequence of tokens and a model with several. An attention call of one sequence in order
-has rows `[b, t]` as they are; where tokens are numbered through all sequences, an event names the tokens of its rows.
+One loop serves a model with one sequence of tokens and a model with several. An event names the tokens of its rows,
+numbered through all sequences. Attention of one sequence in order reads and gives rows `[b, t]` as they are.
 """
 
 import time
@@ -12,11 +12,11 @@ from typing import Any
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitrail.capture.events import Event, Events
-from vitrail.capture.layers import Early
-from vitrail.capture.recording import Layer, Readout, Recording
-from vitrail.capture.streams import AttentionEvent, Transition
+from vitrail.capture.recording.events import Event, Events, events_of
+from vitrail.capture.recording.layer import Layer, Readout, Recording
+from vitrail.capture.recording.layers import Early
 from vitrail.capture.structure.stream_updates import FeedForward
+from vitrail.capture.structure.streams import AttentionEvent, Transition
 from vitrail.relevance.dense import backends_used
 
 Rows = Float[Tensor, "b q"]
@@ -152,7 +152,7 @@ class _Walking:
     before: Any = None  # the relevance before the calls that stand side by side
     beside: int | None = None
 
-    def take(self, event: AttentionEvent | FeedForward | Transition | None, layer: Layer | None) -> None:
+    def take(self, event: AttentionEvent | FeedForward | Transition, layer: Layer | None) -> None:
         """Hand the relevance on through one event."""
         method = self.method
         if self.scores is None:
@@ -167,18 +167,20 @@ class _Walking:
         self.first = layer
         if method.within is not None and layer.feeds_forward and not layer.pooling:
             self._grow(method.within(layer), event)
-        if isinstance(event, AttentionEvent):
+        if isinstance(event, FeedForward):
+            return
+        if not event.in_order:
             self._attend_among(event, layer)
-        elif event is None:
-            kept, given = method.step(self.scores, layer)
-            if layer.pooling:  # the queries are no tokens, and no skip connection carries anything past them
-                self.scores, self.own, self.start = given, None, None
-            else:
-                self.scores = kept + given
-            if method.shown is not None and not layer.pooling:
-                self.shown.insert(0, method.shown(layer))
+            return
+        kept, given = method.step(self.scores, layer)
+        if layer.pooling:  # the queries are no tokens, and no skip connection carries anything past them
+            self.scores, self.own, self.start = given, None, None
+            return
+        self.scores = kept + given
+        if method.shown is not None:
+            self.shown.insert(0, method.shown(layer))
 
-    def _grow(self, growth: Tensor, event: AttentionEvent | FeedForward | Transition | None) -> None:
+    def _grow(self, growth: Tensor, event: AttentionEvent | FeedForward) -> None:
         """Multiply the relevance of the tokens of a feed-forward layer."""
         if isinstance(event, FeedForward):
             growth = event.among_tokens(growth, self.scores)
@@ -186,7 +188,7 @@ class _Walking:
         self.own = None if self.own is None else self.own * growth
 
     def _attend_among(self, event: AttentionEvent, layer: Layer) -> None:
-        """Let the query rows keep their part and give the key rows theirs, where an event names their tokens."""
+        """Let the query rows keep their part and give the key rows theirs, by the numbers of their tokens."""
         queries, keys = event.queries.to(self.scores.device), event.keys.to(self.scores.device)
         if event.beside is None or event.beside != self.beside:
             self.before = self.scores
@@ -219,7 +221,7 @@ class _TakingWhole:
     events: Events
     met: list[Event] = field(default_factory=list)
 
-    def take(self, event: AttentionEvent | FeedForward | Transition | None, layer: Layer | None) -> None:
+    def take(self, event: AttentionEvent | FeedForward | Transition, layer: Layer | None) -> None:
         """Keep one event."""
         if not isinstance(event, FeedForward):
             self.met.append((event, layer))
@@ -240,7 +242,7 @@ class _ReadingLayers:
     state: Any = None
     first: Layer | None = None
 
-    def take(self, event: AttentionEvent | FeedForward | Transition | None, layer: Layer | None) -> None:
+    def take(self, event: AttentionEvent | FeedForward | Transition, layer: Layer | None) -> None:
         """Read one layer."""
         assert layer is not None
         state = self.method.start(layer) if self.first is None else self.state
@@ -291,5 +293,5 @@ def walk_events(methods: Sequence[Walk | LayerReader], events: Events | Iterable
 
 def walk(method: Walk | LayerReader, recording: Recording) -> Result:
     """Let a method walk over a finished recording."""
-    (made,) = walk_events([method], Events([(None, layer) for layer in reversed(recording.layers)]))
+    (made,) = walk_events([method], Events(events_of(reversed(recording.layers))))
     return made.result

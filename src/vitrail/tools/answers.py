@@ -15,7 +15,7 @@ from torch import Tensor
 from vitrail.api import compare
 from vitrail.api.requests import MethodSpec
 from vitrail.attribution import Attribution
-from vitrail.capture.continuations import Sequences, sequences_of, spans
+from vitrail.capture.recording.continuations import Sequences, sequences_of, spans
 from vitrail.errors import InputError, OptionError, is_whole, suggest
 from vitrail.methods import METHODS
 from vitrail.models.inputs import Inputs, read_inputs

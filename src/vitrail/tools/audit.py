@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from vitrail import targets
 from vitrail.api import explain
-from vitrail.capture.forward import predict
+from vitrail.capture.recording.forward import predict
 from vitrail.errors import InputError, OptionError, TargetError, as_path, one_line
 from vitrail.evaluate.data.labelled import IMAGENETTE, IMAGENETTE_NUMBERS, SYNSET
 from vitrail.models.anatomy import Anatomy

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.forward import find_body, record
-from vitrail.capture.measure import Structure, has_streams, no_origin
 from vitrail.capture.outputs import read_output
-from vitrail.capture.recording import Layer, widen
+from vitrail.capture.recording.forward import find_body, record
+from vitrail.capture.recording.layer import Layer, widen
 from vitrail.capture.shadow import autograd, hooks, shadow
 from vitrail.capture.structure.blocks import BlockSite, CallSite, discover
+from vitrail.capture.structure.measure import Structure, no_origin
 from vitrail.capture.structure.origins import Origin
+from vitrail.capture.structure.sequences import has_streams
 from vitrail.capture.structure.variants import structure_of
 from vitrail.errors import SeamError, VitrailError
 from vitrail.models.anatomy import Anatomy, known_anatomy

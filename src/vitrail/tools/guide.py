@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from vitrail import targets
 from vitrail.api import explain
 from vitrail.attribution import Attribution
-from vitrail.capture.forward import PredictedLogits, predict
+from vitrail.capture.recording.forward import PredictedLogits, predict
 from vitrail.capture.shadow import shadow
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError, VitrailWarning, suggest
 from vitrail.evaluate.stitch import Canvas, Images, crop, fitted, open_shipped, plan_canvas, stitch

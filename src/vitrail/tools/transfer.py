@@ -22,12 +22,13 @@ from torch import Tensor, nn
 from vitrail.api.attributions import attribution_of
 from vitrail.api.requests import Request, read_request
 from vitrail.attribution import Attribution
-from vitrail.capture.forward import find_body, forward
 from vitrail.capture.outputs import Scalar
-from vitrail.capture.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
-from vitrail.capture.passes import Pass
 from vitrail.capture.provenance import provenance
-from vitrail.capture.recording import Layer, widen
+from vitrail.capture.recording.events import Event, Events
+from vitrail.capture.recording.forward import find_body, forward
+from vitrail.capture.recording.layer import widen
+from vitrail.capture.recording.pass_options import PLAIN, ComputeSettings, PassOptions, Wanted
+from vitrail.capture.recording.passes import Pass
 from vitrail.capture.seams.intercept import Override, in_place_of, on_top_of
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, OutputError, TargetError, as_path, suggest
@@ -39,7 +40,7 @@ from vitrail.plots.canvas import check_index, rendered, require_matplotlib, samp
 from vitrail.plots.pictures import Panel, as_picture, panel_figure, region_of, sample_map
 from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 from vitrail.relevance.runner import RerunMethod
-from vitrail.relevance.walk import Events, walk_events
+from vitrail.relevance.walk import walk_events
 from vitrail.storage import finite, json_text, write_bytes
 from vitrail.targets import AnyTarget, Target, as_target
 
@@ -243,10 +244,11 @@ class Scene:
         override = Override(weights=lambda block, old: put(old, maps[block]), exact=True)
         with self.run(PassOptions(override=override)) as (run, part):
 
-            def steps() -> Iterator[tuple[None, Layer]]:
-                for layer in run.layers(part, WANTED, again=False):
+            def steps() -> Iterator[Event]:
+                for event, layer in run.events(part, WANTED, again=False):
+                    assert layer is not None
                     gradients[layer.index] = layer.probs_grad
-                    yield None, layer
+                    yield event, layer
 
             (made,) = walk_events([self.request.plan], Events(steps()))
             found = attribution_of(self.request, [(part, made.result)], run)

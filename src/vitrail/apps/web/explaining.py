@@ -24,7 +24,7 @@ from vitrail.apps.web.model_cache import ModelCache, OpenModel, running
 from vitrail.apps.web.sessions import EXAMPLES, Input, Session, Sessions
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
-from vitrail.capture.forward import predict
+from vitrail.capture.recording.forward import predict
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.methods import METHODS
 from vitrail.models.loading import Sample

@@ -241,3 +241,11 @@ def tensors_in(*given: Any) -> Iterator[Tensor]:  # noqa: ANN401
 def first_tensor(out: Any) -> Tensor:  # noqa: ANN401
     """The residual stream among what a module gave: the first tensor."""
     return out[0] if isinstance(out, (tuple, list)) else out
+
+
+def stream_of(args: tuple, kwargs: dict) -> Tensor:
+    """The residual stream among a block's arguments: the first tensor."""
+    for x in (*args, *kwargs.values()):
+        if isinstance(x, Tensor):
+            return x
+    raise SeamError("a block was called without any tensor, so the residual stream cannot be followed.")

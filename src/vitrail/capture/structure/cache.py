@@ -11,7 +11,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from vitrail.capture.signature import GraphEnds, Node, Route
+from vitrail.capture.structure.signature import GraphEnds, Node, Route
 from vitrail.models.inputs import Inputs
 
 T = TypeVar("T")

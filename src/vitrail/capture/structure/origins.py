@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from vitrail.capture.coded_gradients import MIXED, NOWHERE, State, in_graph, numbers_of_tokens, sources
+from vitrail.capture.structure.token_codes import MIXED, NOWHERE, State, in_graph, numbers_of_tokens, sources
 from vitrail.models.inputs import Inputs
 
 SAMPLES_DIFFER = "the tokens of different samples come from different places, or are mixed"

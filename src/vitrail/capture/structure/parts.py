@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.coded_gradients import with_heads
 from vitrail.capture.graph_nodes import node_of, reached
 from vitrail.capture.shadow import autograd
 from vitrail.capture.structure.projections import hands_on, is_affine, is_norm, is_plain, width_of
+from vitrail.capture.structure.token_codes import with_heads
 from vitrail.capture.structure.trace import Execution, TracedCall, TracedPass
 from vitrail.capture.structure.updates import Event, replay
 from vitrail.models.anatomy import Block

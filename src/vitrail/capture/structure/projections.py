@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from vitrail.capture.graphs import decided
-from vitrail.capture.recording import widen
+from vitrail.capture.recording.layer import widen
 from vitrail.capture.torch_private import with_functions
 
 PLAIN_LINEAR = (nn.Linear, NonDynamicallyQuantizableLinear)

@@ -20,14 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from vitrail.capture.coded_gradients import fed_singly
 from vitrail.capture.graph_nodes import Node, base_of, from_data, is_by_entry, is_made_of, met_beside, node_of, reached
-from vitrail.capture.recording import widen
+from vitrail.capture.recording.layer import widen
 from vitrail.capture.seams.call import tensors_in
-from vitrail.capture.signature import GraphPlace
-from vitrail.capture.streams import AttentionEvent, Place, Streams
 from vitrail.capture.structure.projections import TOLERANCES, Unknown, is_norm, is_plain, matrix, through
+from vitrail.capture.structure.signature import GraphPlace
+from vitrail.capture.structure.streams import AttentionEvent, Place, Streams
 from vitrail.capture.structure.taps import SUMS, Sum, Tap
+from vitrail.capture.structure.token_codes import fed_singly
 from vitrail.capture.structure.trace import TracedCall, TracedPass
 from vitrail.capture.structure.updates import SublayerUpdate
 from vitrail.errors import SeamError

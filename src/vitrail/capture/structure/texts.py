@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.hooks import stream_of
 from vitrail.capture.outputs import run_model
 from vitrail.capture.references import SETTING
-from vitrail.capture.seams.call import first_tensor
+from vitrail.capture.seams.call import first_tensor, stream_of
 from vitrail.capture.shadow import hooks
 from vitrail.capture.structure.cache import LONGEST
 from vitrail.capture.structure.origins import Origin

@@ -12,10 +12,17 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from vitrail.capture.coded_gradients import MIXED, NOWHERE, Rows, State, numbers_of_tokens, sources, with_heads
 from vitrail.capture.graph_nodes import node_of, reached
-from vitrail.capture.layers import unequal
-from vitrail.capture.refusals import AT_THE_INPUTS, COUPLED
+from vitrail.capture.refusals import AT_THE_INPUTS, COUPLED, unequal
+from vitrail.capture.structure.token_codes import (
+    MIXED,
+    NOWHERE,
+    CodePairs,
+    State,
+    numbers_of_tokens,
+    sources,
+    with_heads,
+)
 from vitrail.capture.structure.trace import Execution, TracedCall
 from vitrail.models.anatomy import Block
 
@@ -83,7 +90,7 @@ def _is_same(one: State, other: State) -> bool:
     return one.tensor is other.tensor and one.edge == other.edge
 
 
-def _are_fed_in_order(blocks: Sequence[TracedBlock], rows: Rows, batch: int, real: Tensor | None) -> bool:
+def _are_fed_in_order(blocks: Sequence[TracedBlock], rows: CodePairs, batch: int, real: Tensor | None) -> bool:
     """Return True if every token that arrives, and every row that attention gives, feeds the rows of its number."""
     first = blocks[0].arriving
     assert first is not None
@@ -179,7 +186,7 @@ ASSUMED = {
 """What is taken for granted where nothing is found of it."""
 
 
-def _fed_tokens(rows: Rows, block: TracedBlock, place: State | None) -> Tensor | None:
+def _fed_tokens(rows: CodePairs, block: TracedBlock, place: State | None) -> Tensor | None:
     """The row `[b, t]` that every token of a state of a block's stream feeds; None where none does."""
     if place is None:
         return None
@@ -187,7 +194,7 @@ def _fed_tokens(rows: Rows, block: TracedBlock, place: State | None) -> Tensor |
     return None if found is None else block.by_sample(found)
 
 
-def _fed_rows(rows: Rows, one: TracedCall, batch: int) -> Tensor | None:
+def _fed_rows(rows: CodePairs, one: TracedCall, batch: int) -> Tensor | None:
     """The row `[b, h, q]` that every row which a call gave feeds; None where none does."""
     if one.output is None or not one.order or not one.output.requires_grad:
         return None
@@ -264,7 +271,7 @@ def check_beside(blocks: Sequence[TracedBlock]) -> str | None:
     return unreadable(0, f"tokens that pass blocks by {seen}")
 
 
-def _rows_after(blocks: Sequence[TracedBlock]) -> Rows:
+def _rows_after(blocks: Sequence[TracedBlock]) -> CodePairs:
     """The tokens that enter blocks after the first of these, and those that the last gives."""
     rows = [block.numbered(block.arriving) for block in blocks[1:] if block.arriving is not None]
     last = blocks[-1].leaving
@@ -363,3 +370,8 @@ def unreadable(index: int, seen: str) -> str:
         f"the attention of block {index} cannot be read token by token: {seen}. Windows, packed sequences, shuffled "
         f"tokens and convolutions in a block or after it are such cases. {AT_THE_INPUTS}"
     )
+
+
+def batch_first(block: Block | None, x: Tensor) -> Tensor:
+    """A state of the stream as `[b, t, d]`."""
+    return x if block is None or block.batch_first else x.transpose(0, 1)

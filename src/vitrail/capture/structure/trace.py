@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.checkpointed import without_recomputation
-from vitrail.capture.coded_gradients import CheapProjections, EvenMaxima, State
-from vitrail.capture.detached import KeepDetached
 from vitrail.capture.graph_nodes import Node, node_of, reached, start_graph, state_of
 from vitrail.capture.outputs import run_model
 from vitrail.capture.refusals import (
@@ -29,9 +27,10 @@ from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.shadow import autograd, hooks, in_precision, memory_of
 from vitrail.capture.structure.cache import content_of
+from vitrail.capture.structure.detached import KeepDetached
 from vitrail.capture.structure.taps import Sum, WatchSums
+from vitrail.capture.structure.token_codes import CheapProjections, EvenMaxima, State
 from vitrail.capture.torch_private import current_transform, saving_hooks, without_functions, writes_to
-from vitrail.capture.unseen_mixing import ModuleRun
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 from vitrail.models.taking import every_module
@@ -92,11 +91,10 @@ class Execution:
         """Return True if what it gave has been written to since."""
         return self.gave is not None and writes_to(self.gave) != self.gave_version
 
-    def run(self) -> ModuleRun | None:
-        """Return what it was given first, and what it gave."""
-        if not self.given:
-            return None
-        return ModuleRun(type(self.module).__name__, self.given[0], self.versions[1], self.gave)
+    @property
+    def intact(self) -> bool:
+        """Return True if the first real tensor that it was given has not been written to since."""
+        return writes_to(self.given[0]) == self.versions[1]
 
 
 @dataclass(eq=False)
@@ -179,13 +177,13 @@ class TracedPass:
         """The executions inside another one."""
         return [x for x in self.every if outer.holds(x)]
 
-    def runs_after(self, time: int) -> list[ModuleRun]:
-        """Return the modules that began to run after this time."""
-        return [run for x in self.every if x.begins > time and (run := x.run()) is not None]
+    def runs_after(self, time: int) -> list[Execution]:
+        """Return the executions after this time, of modules that are given real tensors."""
+        return [x for x in self.every if x.begins > time and x.given]
 
     @property
-    def runs(self) -> list[ModuleRun]:
-        """The modules that ran after the first attention call."""
+    def runs(self) -> list[Execution]:
+        """The executions after the first attention call."""
         return self.runs_after(self.calls[0].at) if self.calls else []
 
     @property

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from vitrail.capture.graphs import decided
-from vitrail.capture.recording import widen
+from vitrail.capture.recording.layer import widen
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import first_tensor
 from vitrail.capture.structure.projections import (

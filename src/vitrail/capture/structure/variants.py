@@ -11,13 +11,13 @@ from functools import partial
 import torch
 from torch import nn
 
-from vitrail.capture.journal import Journal
-from vitrail.capture.measure import Structure, counted_origin, measure_structure, measured_in_call
 from vitrail.capture.references import settings_of
 from vitrail.capture.shadow import autograd, memory_of, once, remembered
-from vitrail.capture.signature import GraphEnds, Route, read_route
 from vitrail.capture.structure.cache import SAMPLES, InputForm, Variants, content_of, form_of
+from vitrail.capture.structure.journal import Journal
+from vitrail.capture.structure.measure import Structure, counted_origin, measure_structure, measured_in_call
 from vitrail.capture.structure.origins import Origin
+from vitrail.capture.structure.signature import GraphEnds, Route, read_route
 from vitrail.capture.structure.texts import as_it_was, for_length, part_of_text, untouched_borders
 from vitrail.capture.structure.trace import TRACE
 from vitrail.errors import VitrailError

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.attribution import versions
-from vitrail.capture.forward import find_body
+from vitrail.capture.recording.forward import find_body
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, as_path
 from vitrail.evaluate.answers import PRIORS

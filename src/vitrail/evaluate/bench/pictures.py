@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.capture.forward import predict
+from vitrail.capture.recording.forward import predict
 from vitrail.errors import InputError
 from vitrail.evaluate import data
 from vitrail.evaluate.bench.opened import Broken, Opened, RunSettings

@@ -20,7 +20,7 @@ from torch import Tensor
 from vitrail.api import compare
 from vitrail.api.requests import MethodSpec
 from vitrail.attribution import Attribution
-from vitrail.capture.forward import predict
+from vitrail.capture.recording.forward import predict
 from vitrail.errors import InputError, MethodError, OptionError, VitrailError, as_path, one_line
 from vitrail.evaluate import removal
 from vitrail.evaluate.metrics import agreement

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture.hooks import Capture, replaced_stream
+from vitrail.capture.recording.hooks import Capture, replaced_stream
 from vitrail.capture.seams.call import positional, tensors_in
 from vitrail.capture.seams.intercept import on_top_of
 from vitrail.capture.shadow import hooks, once

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from vitrail.capture.graph_nodes import node_of, reached
-from vitrail.capture.hooks import Capture
+from vitrail.capture.recording.hooks import Capture
 from vitrail.capture.seams.call import tensors_in
 from vitrail.errors import RuleError
 

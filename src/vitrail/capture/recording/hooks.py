@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vitrail.capture.journal import Journal
-from vitrail.capture.layers import read_early
 from vitrail.capture.outputs import LOGITS, named
-from vitrail.capture.pass_options import PassPlan
-from vitrail.capture.recompute import Recomputed, light
-from vitrail.capture.recording import own_dtypes
+from vitrail.capture.recording.layer import own_dtypes
+from vitrail.capture.recording.layers import read_early
+from vitrail.capture.recording.pass_options import PassPlan
+from vitrail.capture.recording.recompute import Recomputed, light
 from vitrail.capture.refusals import (
     no_attention,
     no_graph,
@@ -24,13 +23,14 @@ from vitrail.capture.refusals import (
     uneven_attention,
     why_no_gradient,
 )
-from vitrail.capture.seams.call import AttentionCall, first_tensor
+from vitrail.capture.seams.call import AttentionCall, first_tensor, stream_of
 from vitrail.capture.seams.intercept import InterceptAttention, NotingAttention
 from vitrail.capture.shadow import hooks, once
-from vitrail.capture.signature import GraphEnds, ends_of
+from vitrail.capture.structure.journal import Journal
+from vitrail.capture.structure.signature import GraphEnds, ends_of
 from vitrail.capture.structure.updates import BlockTrace, BlockUpdates, measure_block, trace_hooks, watched_in
 from vitrail.capture.torch_private import saving_hooks, without_functions
-from vitrail.errors import OtherBlocksError, SeamError, VitrailError
+from vitrail.errors import OtherBlocksError, VitrailError
 from vitrail.models.taking import every_module
 
 
@@ -227,14 +227,6 @@ class Capture:
             return no_attention(model)
         found = uneven_attention(model, modules, counts, outside)
         return OtherBlocksError(str(found)) if self.body.ran else found
-
-
-def stream_of(args: tuple, kwargs: dict) -> Tensor:
-    """The residual stream among a block's arguments: the first tensor."""
-    for x in (*args, *kwargs.values()):
-        if isinstance(x, Tensor):
-            return x
-    raise SeamError("a block was called without any tensor, so the residual stream cannot be followed.")
 
 
 def replaced_stream(args: tuple, kwargs: dict, change: Callable[[Tensor], Tensor]) -> tuple[tuple, dict]:

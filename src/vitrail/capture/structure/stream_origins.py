@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vitrail.capture.coded_gradients import MIXED, fed_singly, sources
 from vitrail.capture.seams.call import tensors_in
-from vitrail.capture.streams import Sequence, Streams, Transition
 from vitrail.capture.structure.origins import box_labels, boxes
+from vitrail.capture.structure.streams import Sequence, Streams, Transition
+from vitrail.capture.structure.token_codes import MIXED, fed_singly, sources
 from vitrail.errors import SeamError
 from vitrail.models.inputs import Inputs
 from vitrail.targets import Target, only

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from vitrail.capture.outputs import run_model
-from vitrail.capture.reach import unattended
+from vitrail.capture.recording.reach import unattended
 from vitrail.capture.seams import AttentionCall, attention_calls
 from vitrail.capture.seams.call import call_shape
 from vitrail.models.inputs import Inputs

@@ -7,19 +7,22 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from vitrail.capture.continuations import continued
-from vitrail.capture.hooks import Capture
-from vitrail.capture.layers import tensors_of, unequal, with_hidden_prefix
-from vitrail.capture.measure import Structure, no_origin
 from vitrail.capture.outputs import UNMOVED, Output, Scalar, gradients_at, parts, size_of_gradient
-from vitrail.capture.padding import FirstCall, hides_word
-from vitrail.capture.pass_options import ComputeSettings, Wanted
-from vitrail.capture.reach import named_by_mask, one_word, reach, unattended
-from vitrail.capture.recompute import light
-from vitrail.capture.recording import Layer, Readout, own_dtypes, widen
+from vitrail.capture.recording.continuations import continued
+from vitrail.capture.recording.events import NO_TOKEN, Event
+from vitrail.capture.recording.hooks import Capture
+from vitrail.capture.recording.layer import Layer, Readout, own_dtypes, widen
+from vitrail.capture.recording.layers import tensors_of, with_hidden_prefix
+from vitrail.capture.recording.padding import FirstCall, hides_word
+from vitrail.capture.recording.pass_options import ComputeSettings, Wanted
+from vitrail.capture.recording.reach import named_by_mask, one_word, reach, unattended
+from vitrail.capture.recording.recompute import light
+from vitrail.capture.refusals import unequal
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import as_heads, as_mask, call_shape, gradient_as_heads, gradient_of_map, operands_of
 from vitrail.capture.structure.blocks import is_causal
+from vitrail.capture.structure.measure import Structure, no_origin
+from vitrail.capture.structure.streams import AttentionEvent, RowLayout
 from vitrail.errors import AnatomyError, SeamError, TargetError, VitrailError
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import Inputs
@@ -38,8 +41,8 @@ def index_on(index: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Doubt:
-    """Samples in which something is wrong, if any are, and the error that says so.
+class DeferredCheck:
+    """A deferred check: which samples fail it, and the error to raise.
 
     A question to a GPU waits until all its work is done, so those that decide nothing else are asked at the end.
     """
@@ -109,7 +112,7 @@ class Pass:
         # Whether masks may keep tokens from the answer: a single layer without one lets all tokens pass.
         self.masked = known and all(x.causal or x.mask is not None or x.weights is not None for x in calls)
         self._reach: tuple[Scalar, Tensor | None] | None = None  # the tokens that reach the scalar last asked for
-        self.doubts: list[Doubt] = []
+        self.deferred: list[DeferredCheck] = []
 
     def parts(self, target: Target | Callable[[Tensor], Tensor]) -> tuple[Scalar, ...]:
         """The scalars of a target on this pass's output."""
@@ -120,10 +123,10 @@ class Pass:
 
     def settle(self) -> None:
         """Raise if any of the readouts was wrong."""
-        doubts, self.doubts = self.doubts, []
-        for doubt in doubts:
-            if bool(doubt.wrong.any()):
-                raise doubt.error(doubt.wrong.nonzero()[:, 0].tolist())
+        deferred, self.deferred = self.deferred, []
+        for check in deferred:
+            if bool(check.wrong.any()):
+                raise check.error(check.wrong.nonzero()[:, 0].tolist())
 
     def _valid(self, call: AttentionCall) -> Tensor:
         """Return which tokens are real, by the attention mask that was given, or by another mask of the first layer.
@@ -225,7 +228,7 @@ class Pass:
             return None
         read, claimed = (tokens != 0).any(dim=2), self._claimed_readout(part)[0]
         if part.needed:  # as where a mask calls the words padding, and the padding words
-            self.doubts.append(Doubt(read.any(dim=1) & ~(read & self.valid).any(dim=1), unread))
+            self.deferred.append(DeferredCheck(read.any(dim=1) & ~(read & self.valid).any(dim=1), unread))
         return read if claimed is None else read | (claimed > 0)
 
     def patches(self, x: Tensor) -> Tensor:
@@ -241,11 +244,10 @@ class Pass:
     def layers(self, part: Scalar, wanted: Wanted, *, again: bool) -> Iterator[Layer]:
         """Every layer, last to first, with the gradients of the scalar."""
         for _, layer in self.events(part, wanted, again=again):
+            assert layer is not None
             yield layer
 
-    def events(
-        self, part: Scalar, wanted: Wanted, *, again: bool, shared: bool = False
-    ) -> Iterator[tuple[None, Layer]]:
+    def events(self, part: Scalar, wanted: Wanted, *, again: bool, shared: bool = False) -> Iterator[Event]:
         """Attention on all tokens of the one sequence, last to first: every layer with the gradients of the scalar.
 
         Args:
@@ -259,11 +261,14 @@ class Pass:
             gradients, arriving, scale = self._gradients(part, wanted, again=again)
             self.readout = readout = self._readout(part, gradients[-1], needed=part.needed and bool(wanted.gradients))
             self._reach = (part, self.reached_from(readout.readout > 0) if self.masked else None)
+            tokens = torch.arange(self.valid.numel()).view(self.valid.shape)
             for index in reversed(range(self.depth)):
                 dropped = index < self.recomputed
                 if dropped:
                     gradients[index], arriving = self._again(index, arriving, wanted, again=again)
-                yield None, self._layer(index, gradients[index], scale, wanted.gradients, readout, shared=shared)
+                layer = self._layer(index, gradients[index], scale, wanted.gradients, readout, shared=shared)
+                queries = NO_TOKEN if layer.pooling else tokens
+                yield AttentionEvent(index, queries, tokens, RowLayout(1), in_order=True), layer
                 gradients[index].clear()
                 if dropped:
                     self._drop(index)
@@ -398,14 +403,14 @@ class Pass:
         claimed, named = self._claimed_readout(part)
         empty = ~(measured > 0).any(dim=1)
         if claimed is None:
-            self.doubts += [Doubt(empty, unread)] if part.needed else []
+            self.deferred += [DeferredCheck(empty, unread)] if part.needed else []
             return measured
-        self.doubts += [Doubt(empty, unread)] if needed and dtype.itemsize >= 4 else []
+        self.deferred += [DeferredCheck(empty, unread)] if needed and dtype.itemsize >= 4 else []
         if part.position is None:
             # In half precision small gradients vanish, and so does that of a token whose probability is one.
             wrong = contradicted(claimed, measured, coarse=dtype.itemsize < 4 or part.rows is not None)
             say = lambda samples: contradiction(claimed, measured, samples[0], named=named)  # noqa: E731
-            self.doubts.append(Doubt(wrong, say))
+            self.deferred.append(DeferredCheck(wrong, say))
             return claimed
         inside = (measured * claimed).sum(dim=1) > 0
         elsewhere = SeamError(
@@ -413,7 +418,7 @@ class Pass:
             f"{len(self.capture.blocks)} blocks found: the model answers in another sequence of tokens than the one "
             "these blocks work on."
         )
-        self.doubts.append(Doubt(~(inside | empty), lambda samples: elsewhere))
+        self.deferred.append(DeferredCheck(~(inside | empty), lambda samples: elsewhere))
         return torch.where(empty[:, None], claimed, measured)
 
     def _claimed_readout(self, part: Scalar) -> tuple[Tensor | None, str]:

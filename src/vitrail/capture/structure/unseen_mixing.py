@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from vitrail.capture.coded_gradients import MIXED, State, in_graph, sources, tensor_of
 from vitrail.capture.refusals import AT_THE_INPUTS, SEEN
-from vitrail.capture.torch_private import writes_to
+from vitrail.capture.structure.token_codes import MIXED, State, in_graph, sources, tensor_of
+from vitrail.capture.structure.trace import Execution
 
 Node = Any
 Edge = tuple[Node, int]
@@ -51,25 +51,6 @@ class TokenState:
         return self.tensor.node if isinstance(self.tensor, State) else get_gradient_edge(self.tensor).node
 
 
-@dataclass(eq=False)
-class ModuleRun:
-    """One time that a module ran: its class's name, the first tensor it was given and the first it gave.
-
-    Args:
-        version: how often the first had been written to when the module began.
-    """
-
-    name: str
-    given: Tensor
-    version: int
-    gave: Tensor | None = None
-
-    @property
-    def intact(self) -> bool:
-        """Return True if what was given has not been written to since."""
-        return writes_to(self.given) == self.version
-
-
 def batch_first_state(stream: Tensor | State, *, first: bool) -> TokenState:
     """Return the tokens of the first sample of a residual stream `[b, t, d]`, or `[t, b, d]`."""
     batch, count = stream.shape[:2] if first else stream.shape[1::-1]
@@ -91,7 +72,7 @@ def result_state(result: Tensor, order: Sequence[int], batch: int) -> TokenState
     return TokenState(result, tokens[..., None].permute(back).squeeze(order[-1]), order[-1])
 
 
-def find_unseen_mixing(answer: Tensor, states: Sequence[TokenState], runs: Iterable[ModuleRun]) -> str | None:
+def find_unseen_mixing(answer: Tensor, states: Sequence[TokenState], runs: Iterable[Execution]) -> str | None:
     """Return what mixes tokens between some states and the answer, in words; None if nothing does.
 
     Args:
@@ -104,10 +85,10 @@ def find_unseen_mixing(answer: Tensor, states: Sequence[TokenState], runs: Itera
     behind = _nodes_behind(get_gradient_edge(answer).node)
     reaching = [run for run in runs if run.gave is not None and run.gave.grad_fn in behind]
     apart = _find_apart(reaching, states)
-    unclear = (run for run in reaching if not {id(run.given), id(run.gave)} <= apart)
+    unclear = (run for run in reaching if not {id(run.given[0]), id(run.gave)} <= apart)
     module = next((run for run in unclear if _mixes(run, states)), None)
     if module is not None:
-        return _unseen(f"{module.name} mixes tokens and gives as many as it is given")
+        return _unseen(f"{type(module.module).__name__} mixes tokens and gives as many as it is given")
     node = next(_mixing_products(answer, states), None)
     if node is not None:
         return _unseen(f"numbers made of different tokens are multiplied with each other ({_operation(node)})")
@@ -168,14 +149,14 @@ def _fed(rows: list[tuple[Tensor, Tensor]], states: Sequence[TokenState]) -> lis
     return found
 
 
-def _find_apart(runs: Sequence[ModuleRun], states: Sequence[TokenState]) -> set[int]:
+def _find_apart(runs: Sequence[Execution], states: Sequence[TokenState]) -> set[int]:
     """Return the ids of tensors that hold the tokens of some states apart, each in one row of their leading axes.
 
     One question is asked for all tensors of one leading shape. Where its answer is no, each half of them is asked.
     """
     alike: dict[torch.Size, list[Tensor]] = {}
     for run in runs:
-        for x in (run.given if run.intact else None, run.gave):
+        for x in (run.given[0] if run.intact else None, run.gave):
             if x is not None and x.requires_grad and x.ndim >= 3:
                 alike.setdefault(x.shape[:-1], []).append(x)
     apart: set[int] = set()
@@ -206,9 +187,9 @@ def _are_apart(tensors: Sequence[Tensor], states: Sequence[TokenState]) -> bool:
     return True
 
 
-def _mixes(run: ModuleRun, states: Sequence[TokenState]) -> bool:
+def _mixes(run: Execution, states: Sequence[TokenState]) -> bool:
     """Return True if a module keeps the number of its tokens, and some token feeds several of those it gives."""
-    given, gave = run.given, run.gave
+    given, gave = run.given[0], run.gave
     if gave is None or not given.requires_grad or not gave.requires_grad or not 3 <= given.ndim == gave.ndim:
         return False
     kept = [axis for axis in range(given.ndim) if given.shape[axis] == gave.shape[axis] > 1]

@@ -2,7 +2,7 @@
 
 The stream is kept where it enters every such block. The blocks that are run again are the first ones: the graph of a
 pass begins after the last of them. Their gradients are those of one backward pass, because nothing else leads from one
-block to what comes after it; `check_borders` measures that. A block that gives another result the second time is
+block to what comes after it; `structure.measure` asks that. A block that gives another result the second time is
 refused.
 """
 
@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.coded_gradients import State
-from vitrail.capture.graph_nodes import node_of, reached
 from vitrail.capture.seams import AttentionCall
 from vitrail.errors import OptionError, SeamError
 from vitrail.models.inputs import Inputs
@@ -163,23 +161,3 @@ def check_same(index: int, again: Tensor, before: Tensor | None) -> None:
             f"block {index} gives something else when it is run again: it is random, keeps state, or changes what it "
             "is given in place. Explain with memory='full'."
         )
-
-
-def check_borders(
-    leavings: list[State | None], arrivings: list[State | None], beside: list[Tensor], *, before: bool
-) -> str | None:
-    """Why the blocks cannot be differentiated one by one; None if they can.
-
-    Args:
-        leavings: what each block gave.
-        arrivings: what each block was given as the stream.
-        beside: the other tensors of real numbers that the blocks were given.
-        before: whether the answer reads what a block before the last gives, other than by way of later blocks.
-    """
-    if before:
-        return "the answer reads what earlier blocks give beside the last"
-    for index, (given, next_read) in enumerate(zip(leavings, arrivings[1:], strict=False)):
-        if given is None or next_read is None or given.tensor is not next_read.tensor or given.edge != next_read.edge:
-            return f"block {index + 1} reads something else than what block {index} gives"
-    given = {node for x in leavings if (node := node_of(x)) is not None}
-    return "blocks read what others give beside the stream" if reached(list(map(node_of, beside)), given) else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitrail.capture.coded_gradients import State, in_graph, tensor_of
+from vitrail.capture.structure.token_codes import State, in_graph, tensor_of
 from vitrail.capture.torch_private import current_transform, without_functions
 
 Known = Tensor | State | None

@@ -1,8 +1,7 @@
 """What a model does with its tokens, measured on the model.
 
-Three questions are asked of every model and every form of input, once:
+Two questions are asked of every model with one sequence of tokens and every form of input, once:
 
-* Does it have one sequence of tokens, or several streams?
 * Which part of the input does each token of the blocks come from: which patch, which word, or none (class tokens,
   registers, soft prompts)?
 * Does row i of every attention call belong to token i of its block? Windows, packing and shuffled tokens look alike
@@ -12,40 +11,35 @@ The answers come from coded gradients.
 """
 
 from collections.abc import Hashable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture import refusals, streams
+from vitrail.capture import refusals
 from vitrail.capture.checkpointed import keep_saved, keeps_saved
-from vitrail.capture.coded_gradients import call_result, in_graph, with_heads
-from vitrail.capture.detached import Known
 from vitrail.capture.graph_nodes import node_of, reached, state_of
-from vitrail.capture.layers import batch_first
 from vitrail.capture.outputs import read_output
-from vitrail.capture.recompute import check_borders
-from vitrail.capture.shadow import autograd, in_precision, memory_of, remembered
+from vitrail.capture.shadow import autograd, in_precision, memory_of
 from vitrail.capture.structure import tokens
-from vitrail.capture.structure.blocks import POOL, SELF, Discovery, discover
-from vitrail.capture.structure.cache import NO_FORM, InputForm, content_of, form_of
+from vitrail.capture.structure.cache import NO_FORM, InputForm, content_of
+from vitrail.capture.structure.detached import Known
 from vitrail.capture.structure.origins import SAMPLES_DIFFER, Arriving, Origin, origin_of, other_input
-from vitrail.capture.structure.tokens import TracedBlock
+from vitrail.capture.structure.token_codes import State, call_result, in_graph, with_heads
+from vitrail.capture.structure.tokens import TracedBlock, batch_first
 from vitrail.capture.structure.trace import (
     SAMPLES,
-    TRACE,
     Execution,
     TracedCall,
     TracedPass,
     is_same,
     take_trace,
     trace,
-    trace_streams,
 )
-from vitrail.capture.unseen_mixing import batch_first_state, find_unseen_mixing, result_state
-from vitrail.errors import CutGraphError, SeamError, VitrailError
-from vitrail.models.anatomy import Anatomy, Body, known_anatomy
+from vitrail.capture.structure.unseen_mixing import batch_first_state, find_unseen_mixing, result_state
+from vitrail.errors import SeamError, VitrailError
+from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 
 
@@ -66,7 +60,7 @@ class Structure:
 
 
 @dataclass(frozen=True, eq=False)
-class _Pass:
+class _BlockwiseTrace:
     """A pass that structure is read off, by the blocks of the model."""
 
     body: Body
@@ -149,7 +143,7 @@ def _measured(model: nn.Module, some: Inputs, body: Body) -> Structure:
         return replace(judged, origin=check(judged.origin, model, some, body))
 
 
-def _by_blocks(body: Body, seen: TracedPass) -> _Pass:
+def _by_blocks(body: Body, seen: TracedPass) -> _BlockwiseTrace:
     """Sort what was seen by the blocks; refuse attention that has no graph."""
     runs: list[list[Execution]] = []
     for index, block in enumerate(body.blocks):
@@ -174,10 +168,10 @@ def _by_blocks(body: Body, seen: TracedPass) -> _Pass:
     if seen.projections is not None:  # gradients inside of blocks need not be those of the weights
         ran = [run for some in runs for run in some]
         seen.projections.cheap.update(time for run in ran for time in range(run.begins, run.ends))
-    return _Pass(body, seen, blocks, outside, order, answer)
+    return _BlockwiseTrace(body, seen, blocks, outside, order, answer)
 
 
-def _writes(run: _Pass) -> bool:
+def _writes(run: _BlockwiseTrace) -> bool:
     """Return True if the model writes into what enters a block, or into what the last one gives."""
     runs = [block.run for block in run.blocks if block.run is not None]
     return any(x.writes_in() for x in runs) or any(x.writes_out() for x in runs[-1:])
@@ -219,14 +213,14 @@ def _unmoved(origin: Origin, model: nn.Module, inputs: Inputs, body: Body) -> Or
     return origin
 
 
-def _judged(inputs: Inputs, run: _Pass) -> Structure:
+def _judged(inputs: Inputs, run: _BlockwiseTrace) -> Structure:
     """The structure that follows from what was seen, or why methods that read attention cannot be used."""
     found = _judged_by_blocks(inputs, run)
     several = _check_lookups(run) if found.refusal is None else None
     return found if several is None else Structure(several, several)
 
 
-def _judged_by_blocks(inputs: Inputs, run: _Pass) -> Structure:
+def _judged_by_blocks(inputs: Inputs, run: _BlockwiseTrace) -> Structure:
     """The same by the order of tokens alone."""
     origin = origin_of(inputs, run.arriving, run.seen.beginnings, run.seen.cells_before(run.begin))
     blocks, answer, real = run.blocks, run.answer, inputs.attention_mask
@@ -265,7 +259,7 @@ def _judged_by_blocks(inputs: Inputs, run: _Pass) -> Structure:
     return Structure(origin, refusal, tuple(dict.fromkeys(assumed)), used, together, conditional=conditional)
 
 
-def _check_lookups(run: _Pass) -> str | None:
+def _check_lookups(run: _BlockwiseTrace) -> str | None:
     """Return why a token shows more than its own word; None if words are looked up where the tokens begin alone."""
     ids = None if run.seen.inputs is None else run.seen.inputs.ids
     if ids is None:
@@ -287,13 +281,13 @@ def _check_lookups(run: _Pass) -> str | None:
     return None
 
 
-def _may_read_more(run: _Pass) -> bool:
+def _may_read_more(run: _BlockwiseTrace) -> bool:
     """Return True if the answer is made of what the last block gives, though it does not depend on it here."""
     node = node_of(run.blocks[-1].leaving)
     return node is not None and bool(reached([node_of(run.answer)], {node}))
 
 
-def _cut_by_detaching(run: _Pass) -> str | None:
+def _cut_by_detaching(run: _BlockwiseTrace) -> str | None:
     """Return why gradients of the model leave out some of what it computes; None if they do not."""
     seen, blocks = run.seen, run.blocks
     words = seen.beginnings
@@ -319,7 +313,7 @@ def _cut_by_detaching(run: _Pass) -> str | None:
     return None if cut is None else refusals.detached(cut)
 
 
-def _check_calls(run: _Pass, batch: int) -> str | None:
+def _check_calls(run: _BlockwiseTrace, batch: int) -> str | None:
     """Return why attention calls of a model without blocks do not tell what it looked at; None if they do."""
     refusal = tokens.check_chain(run.outside, batch)
     last = run.outside[-1] if run.outside else None
@@ -329,7 +323,7 @@ def _check_calls(run: _Pass, batch: int) -> str | None:
     return find_unseen_mixing(run.answer, [state], run.seen.runs_after(run.end))
 
 
-def _together(run: _Pass, blocks: Sequence[TracedBlock]) -> str | None:
+def _together(run: _BlockwiseTrace, blocks: Sequence[TracedBlock]) -> str | None:
     """Why the blocks cannot be differentiated one by one; None if they can."""
     entering = [node_of(block.arriving) for block in blocks]
     for index, block in enumerate(blocks):
@@ -342,17 +336,37 @@ def _together(run: _Pass, blocks: Sequence[TracedBlock]) -> str | None:
     before = reached([node_of(run.answer)], places) - {last}
     beside = [x for block in blocks if block.run is not None for x in block.run.beside]
     leaving, arriving = [block.leaving for block in blocks], [block.arriving for block in blocks]
-    return check_borders(leaving, arriving, beside, before=bool(before))
+    return _check_borders(leaving, arriving, beside, before=bool(before))
 
 
-def _attached(run: _Pass) -> bool:
+def _check_borders(
+    leavings: list[State | None], arrivings: list[State | None], beside: list[Tensor], *, before: bool
+) -> str | None:
+    """Why the blocks cannot be differentiated one by one; None if they can.
+
+    Args:
+        leavings: what each block gave.
+        arrivings: what each block was given as the stream.
+        beside: the other tensors of real numbers that the blocks were given.
+        before: whether the answer reads what a block before the last gives, other than by way of later blocks.
+    """
+    if before:
+        return "the answer reads what earlier blocks give beside the last"
+    for index, (given, next_read) in enumerate(zip(leavings, arrivings[1:], strict=False)):
+        if given is None or next_read is None or given.tensor is not next_read.tensor or given.edge != next_read.edge:
+            return f"block {index + 1} reads something else than what block {index} gives"
+    given = {node for x in leavings if (node := node_of(x)) is not None}
+    return "blocks read what others give beside the stream" if reached(list(map(node_of, beside)), given) else None
+
+
+def _attached(run: _BlockwiseTrace) -> bool:
     """Whether all blocks have a graph. Where one has none, methods that read gradients say so themselves."""
     given = [run.answer, *(block.leaving for block in run.blocks)]
     given += [call_result(one.call) for block in run.blocks for one in block.calls]
     return all(x is not None and x.requires_grad for x in given)
 
 
-def _read_places(run: _Pass, ends: Sequence[Tensor]) -> list[Tensor]:
+def _read_places(run: _BlockwiseTrace, ends: Sequence[Tensor]) -> list[Tensor]:
     """The tokens `[b, t]` that the answer reads, other than by attention in later blocks.
 
     Of what enters the first block, then of what each block gives.
@@ -392,7 +406,7 @@ def _check_read(read: list[Tensor]) -> str | None:
     return None
 
 
-def _counting(run: _Pass) -> list[TracedCall]:
+def _counting(run: _BlockwiseTrace) -> list[TracedCall]:
     """The attention calls outside of the blocks that read what these give, or the input, and that the answer reads."""
     streams = [x for block in run.blocks for x in (block.arriving, block.leaving)]
     roots = {node for x in (*streams, *run.seen.beginnings) if (node := node_of(x)) is not None}
@@ -409,7 +423,7 @@ def _counting(run: _Pass) -> list[TracedCall]:
     return counting[::-1]
 
 
-def _outside(run: _Pass, counting: int) -> str | None:
+def _outside(run: _BlockwiseTrace, counting: int) -> str | None:
     """Why attention outside the blocks makes what the blocks show incomplete; None if it does not."""
     pools = 1 if run.body.pool is not None else 0
     if counting <= pools:
@@ -430,93 +444,3 @@ def no_origin(why: str, body: Body) -> SeamError:
         f"which token comes from which part of the input is not known: {why}. A map would have to guess where its "
         "scores belong."
     )
-
-
-CUT_PASS = "cut pass"
-"""Under this name a call remembers the streams of a pass whose results are cut, and the inputs of that pass."""
-SECOND = ("decoder_input_ids", "decoder_inputs_embeds", "input_features")
-"""Arguments of models with more than one sequence of tokens."""
-LOOKED_AT = {"input_ids", "pixel_values", "visual_embeds", "image_patches", "input_features"}
-"""Arguments that are parts of one sequence where a model has no other for them."""
-
-
-def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool:
-    """Whether a shadow has several streams, measured where its family or its inputs leave that open."""
-    if given is not None:  # the anatomy that the user named says that there is one stream
-        return False
-    form = form_of(inputs).keys[0]
-    several = remembered.get(model, "has streams", form, lambda: _measured_or_known(model, inputs))
-    if several:
-        memory_of(model).call.pop(TRACE, None)  # nothing else is read off it
-    return several
-
-
-def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether there are several streams; where that cannot be measured, a model of a known family has one."""
-    try:
-        if known_anatomy(model) is None:
-            return _has_several(model, inputs)
-        return _may_have(model, inputs) and _several(model, inputs)
-    except SeamError:
-        return known_anatomy(model) is None
-
-
-def _has_several(model: nn.Module, inputs: Inputs) -> bool:
-    """Return True if a model of no known family has several streams."""
-    may_have, several = _may_have(model, inputs), None
-    if may_have:
-        with suppress(SeamError):  # such as queries of frozen weights, without a graph: blocks are sought all the same
-            several = _several(model, inputs)
-    if several:
-        return True
-    try:
-        found = discover(model, inputs)
-    except CutGraphError:
-        return False  # the pass over one stream says so
-    if _single(found):
-        return False
-    # Tokens in several axes, several copies of them (series by channel, AltUp), and those of all samples in one axis
-    # are numbered by the streams.
-    return may_have or _several(model, inputs) or any(len(block.shape) != 2 for block in found.blocks)
-
-
-def _several(model: nn.Module, inputs: Inputs) -> bool:
-    """Return True if tokens are not those of one sequence in order, which a query may pool at the end.
-
-    The pass that was measured is kept for the call that explains them.
-    """
-    with trace_streams(model, inputs, streams.measured) as found:
-        plain = found.is_plain(pooled=False) or found.is_plain(pooled=True)
-    several = not plain or len(LOOKED_AT & inputs.kwargs.keys()) > 1
-    if several:
-        memory_of(model).call[CUT_PASS] = inputs, found
-    return several
-
-
-def _pools(found: Discovery) -> bool:
-    """Whether the last call is a pooling query, used or not."""
-    return bool(found.calls) and found.calls[-1].kind == POOL
-
-
-def _single(found: Discovery) -> bool:
-    """Whether every call is self-attention of all tokens of its block, and all blocks work on tokens of one shape."""
-    if not found.calls:
-        return True
-    last = len(found.calls) - _pools(found)
-    rows = {call.queries for call in found.calls[:last]}
-    own = all(call.kind == SELF and not call.transition for call in found.calls[:last])
-    shapes = {block.shape for block in found.blocks}
-    plain = len(shapes) == 1 and all(len(shape) == 2 for shape in shapes)
-    return own and len(rows) == 1 and plain and rows == {next(iter(shapes))[0]}
-
-
-def _may_have(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether the modules, the configuration or the inputs of a model are those of several streams."""
-    config = getattr(model, "config", None)
-    kinds = {getattr(vars(module).get("config"), "model_type", None) for module in model.modules()}
-    if "clip" in kinds:  # its towers do not meet: the picture is explained for the texts
-        return False
-    decodes = any(isinstance(module, nn.TransformerDecoderLayer) for module in model.modules())
-    nested = any(getattr(config, name, None) is not None for name in ("vision_config", "encoder", "audio_config"))
-    given = len(LOOKED_AT & inputs.kwargs.keys()) > 1 or any(name in inputs.kwargs for name in SECOND)
-    return given or decodes or nested or bool(getattr(config, "is_encoder_decoder", False))

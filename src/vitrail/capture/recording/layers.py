@@ -13,32 +13,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.recording import Layer, Stream, own_dtypes
+from vitrail.capture.recording.layer import Layer, Stream, own_dtypes
+from vitrail.capture.refusals import unequal
 from vitrail.capture.seams.call import AttentionCall, as_heads, as_mask, call_shape, operands_of
 from vitrail.capture.structure.projections import at_zero, is_plain, width_of
+from vitrail.capture.structure.tokens import batch_first
 from vitrail.capture.structure.updates import BlockUpdates, missing_in
 from vitrail.capture.torch_private import without_functions
 from vitrail.errors import SeamError, VitrailError
 from vitrail.models.anatomy import Block
 
 if TYPE_CHECKING:
-    from vitrail.capture.hooks import Capture
-
-
-def unequal(index: int, queries: int, keys: int) -> str:
-    """What to say of attention whose keys are not the tokens that ask."""
-    if keys > queries:
-        return (
-            f"attention layer {index} has {keys} keys for {queries} queries: {keys - queries} keys belong to no token "
-            "of the input, such as the virtual tokens of prefix tuning, a cache or an added bias. A method that reads "
-            "attention maps cannot place them. Use a method that follows gradients to the embeddings, such as attn_lrp "
-            "or integrated_gradients."
-        )
-    return (
-        f"attention layer {index} has {keys} keys for {queries} queries, so its keys are not the tokens that ask: "
-        "attention that thins out its keys, or reads another sequence, is not walked. Use a method that follows "
-        "gradients to the embeddings, such as attn_lrp or integrated_gradients."
-    )
+    from vitrail.capture.recording.hooks import Capture
 
 
 UNKNOWN_BIAS = (
@@ -115,11 +101,6 @@ def value_bias(block: Block, call: AttentionCall) -> Tensor | None:
     if found is None or channels is None:
         return found
     return found[channels.start : channels.stop] if isinstance(channels, range) else found[list(channels)]
-
-
-def batch_first(block: Block | None, x: Tensor) -> Tensor:
-    """A state of the stream as `[b, t, d]`."""
-    return x if block is None or block.batch_first else x.transpose(0, 1)
 
 
 def stream_around(block: Block | None, states: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> Stream:

@@ -16,10 +16,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.checkpointed import keep_saved, keeps_saved
-from vitrail.capture.forward import own_precision, run_in
-from vitrail.capture.hooks import Capture, naming
 from vitrail.capture.outputs import UNMOVED, Scalar, run_model
-from vitrail.capture.pass_options import PLAIN, PassOptions, PassPlan
+from vitrail.capture.recording.answers import StreamAnswer, read_answer
+from vitrail.capture.recording.forward import own_precision, run_in
+from vitrail.capture.recording.hooks import Capture, naming
+from vitrail.capture.recording.pass_options import PLAIN, PassOptions, PassPlan
 from vitrail.capture.refusals import (
     REENTRANT,
     asked_again,
@@ -30,7 +31,6 @@ from vitrail.capture.refusals import (
 )
 from vitrail.capture.residuals import SHARE, incomplete, not_complete
 from vitrail.capture.shadow import autograd, dtypes_of, hooks
-from vitrail.capture.stream_passes import StreamAnswer, read_answer
 from vitrail.capture.torch_private import saving_hooks
 from vitrail.errors import CutGraphError, InputError, MethodError, TargetError
 from vitrail.models.anatomy import Anatomy, Body

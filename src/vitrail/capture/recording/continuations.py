@@ -170,10 +170,10 @@ def _sees(call: AttentionCall, columns: Bool[Tensor, "b t"]) -> Bool[Tensor, "m 
 
 
 KEYWORD = "logits_to_keep"
-Rows = Int[Tensor, " m"]
+ReadRows = Int[Tensor, " m"]
 
 
-def rows_read(targets: Sequence[AnyTarget], inputs: Inputs) -> Rows | None:
+def rows_read(targets: Sequence[AnyTarget], inputs: Inputs) -> ReadRows | None:
     """The rows whose logits these targets read, in order; None where only the logits themselves can tell."""
     if not all(isinstance(target, Target) and target.name == "continuation" for target in targets):
         return None
@@ -189,7 +189,7 @@ def rows_read(targets: Sequence[AnyTarget], inputs: Inputs) -> Rows | None:
 
 
 @contextmanager
-def keeping(model: nn.Module, inputs: Inputs, rows: Rows) -> Iterator[Inputs]:
+def keeping(model: nn.Module, inputs: Inputs, rows: ReadRows) -> Iterator[Inputs]:
     """The inputs of a call in which the model's head is applied to these rows alone, where that can be arranged.
 
     Models of transformers take the rows as an argument. Elsewhere the head is given these rows of what it reads.

@@ -12,24 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.checkpointed import keep_saved, keeps_saved
-from vitrail.capture.coded_gradients import MIXED, NOWHERE, State, sources
 from vitrail.capture.graph_nodes import node_of, reached
-from vitrail.capture.measure import CUT_PASS
 from vitrail.capture.outputs import read_output
 from vitrail.capture.refusals import detached
 from vitrail.capture.samples import check_apart
 from vitrail.capture.seams import AttentionCall
 from vitrail.capture.seams.call import tensors_in
 from vitrail.capture.shadow import autograd, memory_of, remembered
-from vitrail.capture.signature import GraphEnds, Node, Route, ends_of, node_at, places_of, read_route
-from vitrail.capture.stream_origins import MASKS, WORDS, ShownStream, reported
-from vitrail.capture.stream_passes import LastResults, PlainPass
-from vitrail.capture.streams import AttentionEvent, Rows, Streams, Transition, measured
 from vitrail.capture.structure.cache import Variants, form_of, named_arguments
-from vitrail.capture.structure.stream_updates import FoundUpdates, ReadPass, UpdateTables
-from vitrail.capture.structure.taps import Tap
-from vitrail.capture.structure.trace import TracedCall, TracedPass, trace_streams
-from vitrail.capture.unseen_mixing import TokenState, find_unseen_mixing
+from vitrail.capture.structure.sequences import CUT_PASS
+from vitrail.capture.structure.signature import GraphEnds, Route, ends_of, read_route
+from vitrail.capture.structure.stream_origins import MASKS, WORDS, ShownStream, reported
+from vitrail.capture.structure.stream_updates import UpdateTables
+from vitrail.capture.structure.streams import AttentionEvent, RowLayout, Streams, Transition, measured
+from vitrail.capture.structure.token_codes import MIXED, NOWHERE, State, sources
+from vitrail.capture.structure.trace import TracedPass, trace_streams
+from vitrail.capture.structure.unseen_mixing import TokenState, find_unseen_mixing
 from vitrail.errors import CutGraphError, SeamError, VitrailError
 from vitrail.models.inputs import Inputs
 
@@ -93,7 +91,7 @@ def _reads(streams: Streams, event: AttentionEvent, given: AttentionEvent) -> bo
     return leaf is None or not any(operands) or bool(reached(operands, {leaf}))
 
 
-def _values_are_of(key: Tensor, value: Tensor | None, index: int, before: list[Tensor], rows: Rows) -> bool:
+def _values_are_of(key: Tensor, value: Tensor | None, index: int, before: list[Tensor], rows: RowLayout) -> bool:
     """Whether every value row of a call is known to be made of the token of its key row.
 
     Args:
@@ -308,6 +306,7 @@ class StreamsOfPass:
     shown: list[ShownStream]  # the streams that are reported
     saves: bool = False  # whether the shadow had to be kept from recomputing anything
     refusal: str | None = None  # why a walk would miss what happens after the last attention, if it would
+    last_calls: Tensor | None = None  # where a gradient tells which tokens the answer reads; None where it does not
 
 
 @dataclass(eq=False)
@@ -315,7 +314,6 @@ class KnownPass:
     """What is known of passes over one route."""
 
     found: StreamsOfPass
-    where: LastResults
     attending: frozenset[int] | None  # the modules that make all attention calls; None where that is not known
     changes: UpdateTables | None = None  # where a method has asked for it, and modules show it
 
@@ -329,7 +327,7 @@ class _Known:
     refusal: SeamError | None = None
 
 
-def _known_of(model: nn.Module, inputs: Inputs) -> _Known:
+def known_of(model: nn.Module, inputs: Inputs) -> _Known:
     """Return what is known of inputs of this form; keep the shadow from recomputing, if it had to be."""
     texts = set(inputs.kwargs) <= {*WORDS, *MASKS.values()} and not inputs.args
     deciding = [
@@ -351,7 +349,7 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
     Args:
         sums: keep what is added to the residual streams, too.
     """
-    kept = _known_of(model, inputs)
+    kept = known_of(model, inputs)
     if kept.refusal is not None:
         raise type(kept.refusal)(str(kept.refusal))
     new: list[Route] = []
@@ -367,7 +365,7 @@ def measured_streams(model: nn.Module, inputs: Inputs, *, sums: bool = False) ->
 
     with _trace_of_call(model, inputs, measure, sums=sums) as found:
         if new and not found.streams.seen.by_chance:
-            kept.cut.keep(new[0], _released(found, saves=keeps_saved(model)))
+            kept.cut.keep(new[0], tables_of(found, saves=keeps_saved(model)))
         yield found
 
 
@@ -388,105 +386,14 @@ def _trace_of_call(
         yield found
 
 
-def known_streams(run: PlainPass, model: nn.Module) -> tuple[KnownPass, ReadPass | None] | None:
-    """Return what is known of a pass, and its tensors that changes are read off; None where it has to be measured.
-
-    It is known if the same was done to tokens in a pass that was measured.
-    """
-    met = _known_of(model, run.inputs).plain.find(_plain_ends(run), lambda one: one)
-    if met is None:
-        return None
-    known, nodes = met
-    found = replace(known.found, shown=[_with_words(one, run.inputs) for one in known.found.shown])
-    return replace(known, found=found), None if known.changes is None else _changing(known.changes, run, nodes)
-
-
-def _changing(tables: UpdateTables, run: PlainPass, nodes: Sequence[Node]) -> ReadPass | None:
-    """Return the tensors that tables name in another pass; None unless each has its place in the graph there.
-
-    Args:
-        nodes: of the other pass, in the order of the route.
-    """
-    found = run.at_taps(tables.taps)
-    if found is None or [x.shape for x in found.tensors] != tables.shapes:
-        return None
-    places = zip(found.tensors, tables.places, strict=True)
-    return found if all(node_of(x) is node_at(place, nodes) is not None for x, place in places) else None
-
-
-def remember_plain(
-    run: PlainPass, model: nn.Module, found: StreamsOfPass, where: LastResults, changes: FoundUpdates | None
-) -> None:
-    """Remember the streams of a pass that was measured, for passes in which the same is done to tokens.
-
-    Args:
-        changes: what its layers add to the streams, where that was measured.
-    """
-    if found.streams.seen.by_chance:
-        return
-    known, ends = _known_of(model, run.inputs).plain, _plain_ends(run)
-    if not ends.complete:
-        return
-    met = known.find(ends, lambda one: one)
-    if met is None:
-        new = KnownPass(_released(found, saves=keeps_saved(model)), where, _attending(found.streams.seen.calls))
-        known.keep(route := read_route(ends), new)
-        met = new, route.nodes_in(ends) or []
-    one, nodes = met
-    if changes is not None and one.changes is None and not keeps_saved(model):
-        one.found, one.where = _released(found, saves=False), where  # tables are of these numbers of tokens
-        one.changes = _placed(changes, run, nodes)
-
-
-def _placed(changes: FoundUpdates, run: PlainPass, nodes: Sequence[Node]) -> UpdateTables | None:
-    """Return the tables with places in the graph of a pass; None where it does not show what was measured."""
-    found = run.at_taps(changes.tables.taps)
-    if found is None or not all(map(torch.equal, found.tensors, changes.tensors)):
-        return None
-    stand = [node_of(x) for x in found.tensors]
-    places = places_of({node for node in stand if node is not None}, nodes)
-    if not all(node in places for node in stand):
-        return None
-    shapes = [x.shape for x in found.tensors]
-    return replace(changes.tables, places=[places[node] for node in stand], shapes=shapes)
-
-
-def _attending(calls: Sequence[TracedCall]) -> frozenset[int] | None:
-    """Return the modules that make all attention calls; None where one is written by hand, in whatever modules."""
-    return None if any(one.call.weights is not None for one in calls) else frozenset(one.module for one in calls)
-
-
-def known_places(model: nn.Module, inputs: Inputs, *, changes: bool) -> tuple[frozenset[Tap], frozenset[int]] | None:
-    """Return where a pass over inputs of this form is read: tensors of modules, and modules that attend.
-
-    No modules that attend stand for all. None where no such pass is known.
-
-    Args:
-        changes: whether a method reads what layers add to the streams.
-    """
-    known = [one for _, one in _known_of(model, inputs).plain.routes if one.changes is not None or not changes]
-    if not known:
-        return None
-    taps = frozenset(
-        tap for one in known if changes and one.changes is not None for tap in one.changes.taps if tap is not None
-    )
-    attending = [one.attending for one in known if one.attending is not None]
-    return taps, frozenset[int]().union(*attending) if len(attending) == len(known) else frozenset()
-
-
-def _plain_ends(run: PlainPass) -> GraphEnds:
-    """Return where the graph of a pass as it is is read."""
-    return _ends(run.calls, run.output, run.roots, run.inputs)
-
-
 def _cut_ends(seen: TracedPass, inputs: Inputs) -> GraphEnds:
     """Return where the graph of a pass whose results are cut is read."""
     roots = [one.output for one in seen.calls if one.output is not None]
     roots += [] if seen.inputs is None else list(tensors_in((seen.inputs.args, seen.inputs.kwargs)))
-    return _ends([one.call for one in seen.calls], seen.answer, roots, inputs)
+    return graph_ends([one.call for one in seen.calls], seen.answer, roots, inputs)
 
 
-def _ends(calls: list[AttentionCall], answer: object, roots: list[Tensor], inputs: Inputs) -> GraphEnds:
+def graph_ends(calls: list[AttentionCall], answer: object, roots: list[Tensor], inputs: Inputs) -> GraphEnds:
     """Return where the graph of a pass is read."""
     answers = [x for x in tensors_in(answer) if x.requires_grad]
     given = {**dict(enumerate(inputs.args)), **inputs.kwargs}
@@ -543,7 +450,7 @@ def _find_unseen_mixing(streams: Streams, samples: Tensor) -> str | None:
     return None
 
 
-def _released(found: StreamsOfPass, *, saves: bool) -> StreamsOfPass:
+def tables_of(found: StreamsOfPass, *, saves: bool) -> StreamsOfPass:
     """The tables alone, with the shapes of what attention gave."""
     streams = found.streams
     sequences = [replace(sequence, operand=torch.empty(0)) for sequence in streams.sequences]
@@ -559,10 +466,10 @@ def _again(known: StreamsOfPass, seen: TracedPass, inputs: Inputs) -> StreamsOfP
         return None
     places = [replace(place, tensor=x) for place, x in zip(before, outputs, strict=True)]
     streams = replace(known.streams, places=places, seen=seen)
-    return replace(known, streams=streams, shown=[_with_words(one, inputs) for one in known.shown])
+    return replace(known, streams=streams, shown=[with_words(one, inputs) for one in known.shown])
 
 
-def _with_words(shown: ShownStream, inputs: Inputs) -> ShownStream:
+def with_words(shown: ShownStream, inputs: Inputs) -> ShownStream:
     """A stream with the words and the mask of other inputs of the same form."""
     if shown.given not in WORDS or shown.words is None:
         return shown

@@ -13,25 +13,25 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from vitrail.capture.checkpointed import keep_saved
-from vitrail.capture.continuations import Rows, keeping
 from vitrail.capture.graph_nodes import node_of, reached
 from vitrail.capture.graphs import active
-from vitrail.capture.hooks import Capture, capturing, replaced_stream, stream_of
-from vitrail.capture.journal import Journal
-from vitrail.capture.layers import check_read
-from vitrail.capture.measure import Structure
 from vitrail.capture.outputs import Output, check_answers, read_output, run_model
-from vitrail.capture.padding import first_call
-from vitrail.capture.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, PassPlan, Wanted
-from vitrail.capture.passes import Pass
-from vitrail.capture.recompute import check_same, recomputed, without_caches, without_own_cache
-from vitrail.capture.recording import Recording
+from vitrail.capture.recording.continuations import ReadRows, keeping
+from vitrail.capture.recording.hooks import Capture, capturing, replaced_stream
+from vitrail.capture.recording.layer import Recording
+from vitrail.capture.recording.layers import check_read
+from vitrail.capture.recording.padding import first_call
+from vitrail.capture.recording.pass_options import KEEPS, PLAIN, ComputeSettings, PassOptions, PassPlan, Wanted
+from vitrail.capture.recording.passes import Pass
+from vitrail.capture.recording.recompute import check_same, recomputed, without_caches, without_own_cache
 from vitrail.capture.refusals import AT_THE_INPUTS, more_blocks
-from vitrail.capture.seams.call import first_tensor
+from vitrail.capture.seams.call import first_tensor, stream_of
 from vitrail.capture.shadow import callers_device, dtypes_of, in_precision, memory_of, once, remembered, shadow
-from vitrail.capture.signature import GraphEnds
 from vitrail.capture.structure.blocks import found_body
 from vitrail.capture.structure.cache import SAMPLES
+from vitrail.capture.structure.journal import Journal
+from vitrail.capture.structure.measure import Structure
+from vitrail.capture.structure.signature import GraphEnds
 from vitrail.capture.structure.variants import journaled, known_updates, measure_all, structure_of, variant_of
 from vitrail.capture.torch_private import uncompiled
 from vitrail.errors import (
@@ -62,7 +62,7 @@ def forward(
     pass_options: PassOptions = PLAIN,
     *,
     lean: bool = False,
-    rows: Rows | None = None,
+    rows: ReadRows | None = None,
 ) -> Iterator[Pass]:
     """Run a shadow of the model once, and keep what its attention layers were given and gave.
 
@@ -106,7 +106,7 @@ def plan_pass(
     options: PassOptions,
     *,
     lean: bool,
-    rows: Rows | None,
+    rows: ReadRows | None,
 ) -> PassPlan:
     """What is decided of a pass before it runs, or why it cannot be made."""
     check_fits(model, inputs)

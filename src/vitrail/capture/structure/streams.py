@@ -6,7 +6,7 @@ the token of every key row. Where rows are made of tokens in another way than on
 tokens that enter a language model), the rows are new tokens, and a `Transition` says which tokens they are made of.
 
 In the pass that is measured (`structure.trace`), what attention gives is cut from the graph. The paths that are left
-lead from a token to what is made of this token alone. Gradients with codes (`coded_gradients`) tell which row of a
+lead from a token to what is made of this token alone. Gradients with codes (`token_codes`) tell which row of a
 later operand each row of an earlier result feeds. Whatever mixes tokens between two attention calls, as a convolution
 does, is refused.
 """
@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from vitrail.capture.coded_gradients import MIXED, NOWHERE, sources
+from vitrail.capture.structure.token_codes import MIXED, NOWHERE, sources
 from vitrail.capture.structure.trace import TracedCall, TracedPass
 from vitrail.errors import SeamError
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowLayout:
     """How the rows of an operand lie in its axes: `[rows, heads, positions, channels]` after `four`."""
 
     heads: int | None  # the axis of the heads; None where there is no such axis
@@ -40,9 +40,9 @@ class Rows:
         folded = self.heads is None and x.ndim == 3 and x.shape[0] > 1
         return self.four(x) if folded or x.ndim > 4 else x[(None,) * (4 - x.ndim)]
 
-    def of_keys(self, x: Tensor, count: int) -> "Rows":
+    def of_keys(self, x: Tensor, count: int) -> "RowLayout":
         """How this many rows lie in keys or values, which may have another number of heads."""
-        return self if self.heads is not None else Rows(None, x.shape[0] // count)
+        return self if self.heads is not None else RowLayout(None, x.shape[0] // count)
 
     def numbers(self, x: Tensor) -> Tensor:
         """The number of the row that every entry of an operand belongs to."""
@@ -68,10 +68,12 @@ class AttentionEvent:
     call: int  # its number among the calls of the pass
     queries: Tensor  # the token of every query row, `[rows, q]`
     keys: Tensor  # the token of every key row, `[rows, k]`
-    rows: Rows
+    rows: RowLayout
     beside: int | None = None
     """The first of the calls that this one stands beside: all of them read tokens as they were before any of them gave
     to one. None where it stands alone."""
+    in_order: bool = False
+    """Whether queries and keys are all tokens of one sequence in order: rows of relevance are read as they are then."""
 
     @property
     def joined(self) -> Tensor:
@@ -105,7 +107,7 @@ class Sequence:
     first: int
     rows: tuple[int, int]  # how many rows of how many positions the call had that read them first
     operand: Tensor  # the queries or keys that read them first
-    layout: Rows
+    layout: RowLayout
     begins: int  # how many attention calls came before
     queries: bool  # whether they ask; else they are only read, as thinned out keys are
 
@@ -237,14 +239,14 @@ def _place(streams: Streams, tensor: Tensor, tokens: Tensor, channels: int, *, r
     return Place(tensor, tokens, channels, named, sequences, result, streams.events[-1] if streams.events else None)
 
 
-def layouts(x: Tensor) -> list[Rows]:
+def layouts(x: Tensor) -> list[RowLayout]:
     """The ways in which rows and heads may lie in the axes of an operand, the usual one first."""
     if x.ndim == 3:
-        return [Rows(None, n) for n in range(1, x.shape[0] + 1) if x.shape[0] % n == 0]
-    return [Rows(axis) for axis in range(1, x.ndim - 2)]
+        return [RowLayout(None, n) for n in range(1, x.shape[0] + 1) if x.shape[0] % n == 0]
+    return [RowLayout(axis) for axis in range(1, x.ndim - 2)]
 
 
-def _queries(streams: Streams, index: int, one: TracedCall, query: Tensor) -> tuple[Rows, Tensor]:
+def _queries(streams: Streams, index: int, one: TracedCall, query: Tensor) -> tuple[RowLayout, Tensor]:
     """How the rows of a call lie, and the token of every query row."""
     refusal: SeamError | None = None
     for rows in layouts(query):
@@ -287,7 +289,7 @@ def _check_asked_together(streams: Streams, index: int, queries: Tensor, key: Te
         )
 
 
-def _keys(streams: Streams, index: int, one: TracedCall, key: Tensor, rows: Rows, queries: Tensor) -> Tensor:
+def _keys(streams: Streams, index: int, one: TracedCall, key: Tensor, rows: RowLayout, queries: Tensor) -> Tensor:
     """The token of every key row."""
     heads = rows.of_keys(key, len(queries))
     shape = heads.four(key).shape
@@ -441,7 +443,9 @@ def _mixing(index: int, mixed: int, count: int, *, what: str = "positions") -> s
     )
 
 
-def _links(index: int, one: TracedCall, query: Tensor, rows: Rows, *, needed: bool) -> list[tuple[Tensor, Tensor, int]]:
+def _links(
+    index: int, one: TracedCall, query: Tensor, rows: RowLayout, *, needed: bool
+) -> list[tuple[Tensor, Tensor, int]]:
     """Tensors before this call that feed the query rows one by one: the row of every position.
 
     Args:

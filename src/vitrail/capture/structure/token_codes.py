@@ -229,11 +229,11 @@ def tensor_of(x: Tensor | State) -> Tensor:
     return x if isinstance(x, Tensor) else x.tensor
 
 
-Rows = Sequence[tuple[Tensor | State, Tensor]]
+CodePairs = Sequence[tuple[Tensor | State, Tensor]]
 """Tensors with a graph, each with the number of the row that each of its entries belongs to."""
 
 
-def sources(rows: Rows, places: Sequence[Tensor | State], *, channels: int | None) -> list[Tensor | None]:
+def sources(rows: CodePairs, places: Sequence[Tensor | State], *, channels: int | None) -> list[Tensor | None]:
     """For every position of every place, the number of the one row it feeds, or `NOWHERE`, or `MIXED`.
 
     None stands for a place that no row depends on.
@@ -272,7 +272,7 @@ def sources(rows: Rows, places: Sequence[Tensor | State], *, channels: int | Non
     return found
 
 
-def fed_singly(rows: Rows, place: Tensor | State, *, channels: int) -> Tensor | None:
+def fed_singly(rows: CodePairs, place: Tensor | State, *, channels: int) -> Tensor | None:
     """`sources` of one place; None where none of its positions feeds a row, or one feeds several."""
     (found,) = sources(rows, [place], channels=channels)
     unclear = found is None or bool((found == MIXED).any()) or not bool((found >= 0).any())

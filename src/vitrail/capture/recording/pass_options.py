@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.layers import Early
+from vitrail.capture.recording.layers import Early
 from vitrail.capture.seams.intercept import Override
 from vitrail.errors import OptionError, suggest
 from vitrail.models.anatomy import Body
 
 if TYPE_CHECKING:
-    from vitrail.capture.hooks import Capture
-    from vitrail.capture.measure import Structure
+    from vitrail.capture.recording.hooks import Capture
+    from vitrail.capture.structure.measure import Structure
 
 STATES = ("entering", "leaving", "attention_normed", "ffn_entering", "ffn_normed", "ffn_added", "softmax_input",
           "output_weight")  # fmt: skip
