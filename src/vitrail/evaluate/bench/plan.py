@@ -207,6 +207,9 @@ class Unit:
     skipped: int = 0
     contents: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        return f"{self.model.name} on {self.data.name}, examples {self.keys[0]} to {self.keys[-1]}"
+
 
 @dataclass(frozen=True)
 class ResultRow:

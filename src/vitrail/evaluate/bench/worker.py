@@ -87,6 +87,11 @@ class Worker:
 
     settings: RunSettings
 
+    @property
+    def on_cuda(self) -> bool:
+        """Whether it needs a GPU."""
+        return self.settings.device.partition(":")[0] == "cuda"
+
     def __call__(self, unit: Unit) -> Finished:
         """Everything that a unit asks to be measured."""
         try:
