@@ -1,6 +1,7 @@
 """Python, the command line, the page, the report and the bench: the same input gives the same numbers and refusals."""
 
 import base64
+import json
 
 import numpy as np
 import pytest
@@ -243,6 +244,24 @@ def test_pixels_are_removed_in_the_order_of_the_scores(method, place, tmp_path):
             loaded.logits, pixels, maps, torch.tensor(found.target.first), levels=LEVELS
         ).curve
     np.testing.assert_allclose(shown.curve, expected, atol=1e-6)
+
+
+def test_an_answer_rests_on_the_same_passages_everywhere(page, tmp_path):
+    prompt, loaded = "Anna: ring. Boris: key. Clara: lamp. Boris:", load("lookup")
+    found = vitrail.generate(loaded.model, loaded.tokenizer, prompt, max_new_tokens=4)
+    arguments = ["answer", prompt, "-m", "lookup", "--tokens", "4", "-o", str(tmp_path / "answer.json")]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    saved = json.loads((tmp_path / "answer.json").read_text())
+    (shown,) = page("answer", prompt, model="lookup", length=4)
+    assert found.text == saved["text"] == shown["text"] == "key."
+    (table,), (scores,) = found.tables.values(), saved["tables"].values()
+    np.testing.assert_array_equal(np.array(scores, dtype=np.float32), np.float32(table))
+    most = np.abs(scores).max()
+    prompt_scores = np.ravel(scores)[: len(shown["prompt"])]
+    np.testing.assert_allclose(unpacked(shown["scores"]), prompt_scores, atol=most / INTEGERS)
+    cited = [(one.passage.source, one.passage.text.strip(), one.score) for one in found.cite(2)[0]]
+    assert [(one["source"], one["text"]) for one in shown["cited"][0][:2]] == [one[:2] for one in cited]
+    assert [one["share"] for one in shown["cited"][0][:2]] == pytest.approx([one[2] for one in cited], abs=1e-6)
 
 
 DOORS = ("python", "command", "page", "report", "bench")

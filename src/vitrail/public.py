@@ -28,5 +28,5 @@ def forward(name: str, home: str) -> tuple[Callable[[str], Any], Callable[[], li
 
     for part in inside:  # the import system takes a module that is there before it looks for a file
         module = sys.modules[f"{name}.{part}"] = ModuleType(f"{name}.{part}", f"`{home}.{part}` under a public name.")
-        module.__getattr__, module.__dir__ = forward(module.__name__, f"{home}.{part}")
+        vars(module).update(zip(("__getattr__", "__dir__"), forward(module.__name__, f"{home}.{part}"), strict=True))
     return get, lambda: dir(import_module(home))

@@ -36,8 +36,10 @@ def as_picture(image: Any, index: int = 0) -> Picture:  # noqa: ANN401
     if isinstance(image, Tensor):
         image = _last_channels(image, index)
     elif hasattr(image, "convert"):  # PIL is not imported only to ask whether this is one of its images
+        from PIL import ImageOps
+
         deep = image.mode.startswith("I") or image.mode == "F"  # Pillow would clip them at 255
-        image = _by_exif(image)
+        image = ImageOps.exif_transpose(image)  # as models are shown it
         image = np.asarray(image if deep else image.convert("RGB"))
     elif not isinstance(image, np.ndarray):
         raise InputError(
@@ -53,13 +55,6 @@ def as_picture(image: Any, index: int = 0) -> Picture:  # noqa: ANN401
     image = image.astype(np.float64)
     within = image.min() >= 0 and image.max() <= 1
     return image if within else canvas.stretched(torch.from_numpy(image)).numpy()
-
-
-def _by_exif(image: Any) -> Any:  # noqa: ANN401
-    """The picture turned as its EXIF data say, which is how models are shown it."""
-    from PIL import ImageOps
-
-    return ImageOps.exif_transpose(image)
 
 
 def _last_channels(image: Tensor, index: int) -> np.ndarray:
