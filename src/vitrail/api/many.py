@@ -193,7 +193,7 @@ def _explain_elsewhere(engine: "Engine", task: Task, store: "PartStore", bar: tq
     batches = list(task.loader)
     inputs = sum(len(batch.names) for batch in batches)
     store.holds(0, inputs)  # raises if the data set was finished with fewer
-    missing = [Part(part) for part in range(-(-inputs // store.part_size)) if part not in store.done]
+    missing = [PartNumber(part) for part in range(-(-inputs // store.part_size)) if part not in store.done]
     explained = 0
     for count in engine(missing, PartWorker(replace(task, model=taken(task.model), loader=batches), store)):
         explained += count
@@ -202,7 +202,7 @@ def _explain_elsewhere(engine: "Engine", task: Task, store: "PartStore", bar: tq
 
 
 @dataclass(frozen=True)
-class Part:
+class PartNumber:
     """The inputs of one part file."""
 
     number: int
@@ -220,20 +220,20 @@ class PartWorker:
 
     @property
     def on_cuda(self) -> bool:
-        """Whether it needs a GPU."""
+        """True if it needs a GPU."""
         return any(p.is_cuda for p in taken(self.task.model).parameters())
 
     @cached_property
     def explainer(self) -> Explainer:
-        """What explains a batch."""
+        """The explainer of all batches."""
         return Explainer(self.task.model, self.task.method, **self.task.options)
 
     @cached_property
     def stops(self) -> list[int]:
-        """Where each batch ends."""
+        """The end of each batch."""
         return list(accumulate(len(batch.names) for batch in self.task.loader))
 
-    def __call__(self, part: Part) -> int:
+    def __call__(self, part: PartNumber) -> int:
         """Explain and write a part; return how many inputs it holds."""
         first, batches = part.number * self.store.part_size, list(self.task.loader)
         last = min(first + self.store.part_size, self.stops[-1])

@@ -89,7 +89,7 @@ class Worker:
 
     @property
     def on_cuda(self) -> bool:
-        """Whether it needs a GPU."""
+        """True if it needs a GPU."""
         return self.settings.device.partition(":")[0] == "cuda"
 
     def __call__(self, unit: Unit) -> Finished:
