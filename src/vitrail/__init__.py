@@ -7,10 +7,6 @@ import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vitrail import aliases
-
-aliases.install()
-
 __version__ = "0.2.0.dev0"
 """The one place of the version: the build, results and files read it here."""
 

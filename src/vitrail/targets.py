@@ -90,10 +90,8 @@ class Target:
                 raise TargetError(
                     f"{len(each)} targets were given for a batch of {batch}. Give one int, or one for each."
                 )
-            if wrong := [c for c in each if not -count <= c < count]:
-                raise TargetError(
-                    f"target {wrong[0]} is out of range: the model has {count} classes, 0 to {count - 1}."
-                )
+            for wrong in (c for c in each if not -count <= c < count):
+                check_class(wrong, count)
             found.append(tuple(c % count for c in each))
         first, second = (*found, None)[:2]
         if second is not None:
@@ -147,6 +145,13 @@ def _contrast(name: str, a: Index, b: Index) -> Target:
     first, second = _classes(a), _classes(b)
     _check_apart(name, first, second)
     return Target(name, first, second)
+
+
+def check_class(index: int, count: int) -> int:
+    """Return the class if a model of so many classes has it."""
+    if not 0 <= index < count:
+        raise TargetError(f"target {index} is out of range: the model has {count} classes, 0 to {count - 1}.")
+    return index
 
 
 def _check_apart(name: str, first: Classes, second: Classes) -> None:

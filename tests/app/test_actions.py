@@ -22,7 +22,7 @@ from vitrail.apps.web.workers import Job, Stopped
 from vitrail.attribution import Comparison
 from vitrail.capture.recording import forward
 from vitrail.capture.structure import measure
-from vitrail.errors import ModelError, OptionError, TargetError
+from vitrail.errors import MethodError, ModelError, OptionError, TargetError
 from vitrail.evaluate import metrics
 from vitrail.evaluate.metrics.fills import FILLS
 from vitrail.methods import METHODS
@@ -141,7 +141,7 @@ def test_removal_follows_the_curve_of_the_library(explorer, session, do, tiny):
     case = case_of(explorer, session, BALL, tiny)
     gae = vitrail.explain(case.opened.loaded.model, case.sample.inputs, "gae", case.best)
     expected = metrics.perturbation_curve(
-        case.opened.loaded.logits, removing.pixels_of(case), gae.shown.reshape(1, *gae.grid), [case.best],
+        case.opened.loaded.logits, removing.pixels_of(case), gae.scores.reshape(1, *gae.grid), [case.best],
         levels=removing.LEVELS, units="patches", fill="grey",
     )  # fmt: skip
     np.testing.assert_allclose(found["curve"], expected.probability[:, 0], atol=1e-5)
@@ -151,7 +151,7 @@ def test_removal_follows_the_curve_of_the_library(explorer, session, do, tiny):
     assert found["ends"]["grey"] == pytest.approx(found["curve"][-1], abs=1e-5)
     gone = unpacked(found["removed_at"]).round()
     assert [(gone <= level).sum().item() for level in (0, 5, 10)] == [0, gae.scores.shape[1] // 2, gae.scores.shape[1]]
-    order = gae.shown[0].argsort(descending=True, stable=True)
+    order = gae.scores[0].argsort(descending=True, stable=True)
     assert (gone[order].diff() >= 0).all()
     again = passes(explorer, tiny, "image", lambda: do("remove", input=BALL, model=tiny, method="gae", fill="grey"))
     assert again == 0
@@ -174,7 +174,7 @@ def test_compare_gives_rank_correlations_and_a_row_of_trust(explorer, session, d
     events = do("compare", input=BALL, model=tiny, methods=("gae", "complete_gradient"), fill="black")
     case = case_of(explorer, session, BALL, tiny)
     a, b = (vitrail.explain(case.opened.loaded.model, case.sample.inputs, m) for m in ("gae", "complete_gradient"))
-    expected = metrics.rank_correlation(a.shown, b.shown)[0]
+    expected = metrics.rank_correlation(a.scores, b.scores)[0]
     assert events[0]["agreement"][0][1] == pytest.approx(expected, abs=1e-4)
     trusted = {one["trust"]: one for one in events if "trust" in one}
     (curve,) = do("remove", input=BALL, model=tiny, method="gae", fill="black")
@@ -358,7 +358,7 @@ def test_signed_colours_diverge_from_a_pale_middle_and_warm_means_for(palette):
 @pytest.mark.parametrize(
     ("name", "asked", "error"),
     [
-        ("explain", {"methods": ("gea",)}, OptionError),
+        ("explain", {"methods": ("gea",)}, MethodError),
         ("explain", {"methods": tuple(METHODS)[:20]}, OptionError),
         ("explain", {"methods": ("gae",), "model": "/etc"}, ModelError),
         ("explain", {"methods": ("gae",), "model": "sentiment"}, ModelError),

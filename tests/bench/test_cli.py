@@ -181,7 +181,7 @@ def test_all_stands_for_the_methods_that_apply_and_one_line_names_the_others(run
 def test_a_method_that_is_named_and_does_not_apply_is_an_error(run, tmp_path):
     ran = run("run", "-m", "bert", "-d", "sst2=sst2", "--method", "all", "--method", "tis", "-o", tmp_path / "r.db")
     assert ran.exit_code == 1
-    assert "tis explains image only" in ran.stderr
+    assert "tis explains image inputs" in ran.stderr
 
 
 def test_all_with_a_preset_leaves_out_methods_without_it(run, tmp_path):

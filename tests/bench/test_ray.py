@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from tiny_models import tiny
 
 import vitrail
-from vitrail.api.many import Batch
+from vitrail.api.many import Batch, PartWorker
 from vitrail.errors import EngineError, InputError, OptionError
 from vitrail.evaluate import bench
 from vitrail.evaluate.bench.opened import RunSettings
@@ -200,8 +201,8 @@ def is_running(process):
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads processes from /proc")
 def test_a_worker_with_a_gpu_opens_the_model_once_for_all_parts_and_ends_with_the_run(monkeypatch, tmp_path):
-    """Ray's default for tasks with a GPU is a process for each call. The GPUs of this cluster are on paper."""
-    monkeypatch.setattr(engines_ray, "_is_on_cuda", lambda model: True)
+    """The GPUs of this cluster are on paper."""
+    monkeypatch.setattr(PartWorker, "on_cuda", True)
     model, x = copy.deepcopy(tiny("timm_vit")), torch.rand(4, 3, 64, 64).double()
 
     class Opened(type(model)):
@@ -224,6 +225,27 @@ def test_a_worker_with_a_gpu_opens_the_model_once_for_all_parts_and_ends_with_th
         time.sleep(0.1)
     assert not is_running(process)
     assert ray.is_initialized()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_part_whose_worker_died_is_explained_by_another_one(tmp_path):
+    model, x = copy.deepcopy(tiny("timm_vit")), torch.rand(5, 3, 64, 64).double()
+
+    def load(number):
+        import os
+
+        if number == 1 and not (tmp_path / "died").exists():
+            (tmp_path / "died").touch()
+            os._exit(1)
+        return x[2 * number : 2 * number + 2]
+
+    batches = [Batch(["a", "b"], partial(load, 0)), Batch(["c", "d"], partial(load, 1)), Batch(["e"], partial(load, 2))]
+    how = {"part_size": 2, "progress": False}
+    with pytest.warns(UserWarning, match="a worker was lost; another one does its unit, part 1 of the data set"):
+        found = vitrail.explain_many(model, batches, "gae", output=tmp_path / "there", engine="ray", workers=1, **how)
+    assert found.explained == 5
+    here = vitrail.explain_many(model, batches, "gae", output=tmp_path / "here", **how)
+    assert found.table().equals(here.table())
 
 
 def test_a_plan_for_gpus_on_a_cluster_without_is_refused():

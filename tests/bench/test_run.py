@@ -23,7 +23,7 @@ from vitrail import compare, targets
 from vitrail.api import explainer
 from vitrail.apps.web import removing
 from vitrail.capture.recording.forward import predict
-from vitrail.errors import OptionError
+from vitrail.errors import MethodError, OptionError
 from vitrail.evaluate import bench, data, metrics
 from vitrail.evaluate.bench import worker
 from vitrail.evaluate.bench.store import reading
@@ -418,7 +418,7 @@ def test_what_does_not_fit_together_is_refused_before_anything_runs(plan_of, tmp
 def test_a_model_and_data_of_another_kind_are_refused(plan_of, text_plan_of, tmp_path):
     with pytest.raises(OptionError, match=r"vit reads image data, but the data here is sst2"):
         bench.run(plan_of(data=text_plan_of().data), tmp_path / "r.db")
-    with pytest.raises(OptionError, match="tis explains image only"):
+    with pytest.raises(MethodError, match="tis explains image inputs"):
         bench.run(text_plan_of(trials=(bench.Trial("tis"),)), tmp_path / "r.db")
     own = (bench.DataSpec("pictures", str(tmp_path)),)
     (tmp_path / "a.png").write_bytes(b"")

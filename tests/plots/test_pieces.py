@@ -37,6 +37,15 @@ def test_byte_level_letters_are_read_as_the_bytes_they_stand_for():
     assert words(["Ġcaf", "Ã©", "Ġouvert"]) == ["café", "ouvert"]
 
 
+def test_a_byte_level_text_without_spaces_is_read_as_its_letters():
+    assert words(["ä½łå¥½", "ä¸", "ĸ"]) == ["你好", "�", "世"]
+    assert words(["Ġa", "##", "Ġb"]) == ["a##", "b"]
+
+
+def test_line_breaks_stay_apart_from_words():
+    assert words(["It", "Ġis", "Ċ", "Ċ", "Ġthe", "Ġend", ".", "Ċ"]) == ["It", "is", "↵", "↵", "the", "end.", "↵"]
+
+
 def test_tokens_without_marks_stay_apart():
     assert words(["a", "b"]) == ["a", "b"]
 

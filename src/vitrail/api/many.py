@@ -10,11 +10,13 @@ import json
 import os
 import queue
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,12 +26,15 @@ from tqdm import tqdm
 from vitrail.api.explainer import Explainer
 from vitrail.attribution import Attribution, versions
 from vitrail.capture.provenance import fingerprint
-from vitrail.errors import InputError, MissingExtraError, OptionError, as_path, suggest
+from vitrail.errors import InputError, MissingExtraError, OptionError, as_path
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.folders import images_in
 from vitrail.models.inputs import read_inputs
 from vitrail.models.taking import taken
 from vitrail.targets import AnyTarget
+
+if TYPE_CHECKING:
+    from vitrail.evaluate.bench.engines import Engine
 
 T = TypeVar("T")
 Inputs = Tensor | Mapping[str, Any]
@@ -147,22 +152,16 @@ def explain_many(  # noqa: PLR0913  (each is a choice of its own)
     """
     if part_size < 1:
         raise OptionError(f"part_size={part_size}, but a part file holds at least one input.")
-    place = RayPlace(workers, address)
-    _check_engine(engine, loader, place)
+    elsewhere = _find_engine(engine, loader, workers, address)
     task = Task(model, loader, method, target, options)
     store = PartStore.open(as_path(output, "a data set"), _identity(task), part_size)
     with tqdm(total=_count(loader), unit="input", disable=not progress) as bar:
-        counts = ENGINES[engine](task, store, bar, place)
+        if elsewhere is None:
+            counts = _explain_here(task, store, bar)
+        else:
+            counts = _explain_elsewhere(elsewhere, task, store, bar)
     store.complete(counts[0])
     return ExplainedDataSet(store.folder, *counts)
-
-
-@dataclass(frozen=True)
-class RayPlace:
-    """How many workers of Ray at most, and the address of their cluster."""
-
-    workers: int | None = None
-    address: str | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ class Task:
     options: Mapping[str, Any]
 
 
-def _explain_here(task: Task, store: "PartStore", bar: tqdm, place: RayPlace) -> tuple[int, int]:
+def _explain_here(task: Task, store: "PartStore", bar: tqdm) -> tuple[int, int]:
     """All inputs in this process: how many there are, and how many of them were explained now."""
     explainer, inputs, explained = Explainer(task.model, task.method, **task.options), 0, 0
     with _Writer(store) as writer:
@@ -189,39 +188,78 @@ def _explain_here(task: Task, store: "PartStore", bar: tqdm, place: RayPlace) ->
     return inputs, explained
 
 
-def _explain_by_ray(task: Task, store: "PartStore", bar: tqdm, place: RayPlace) -> tuple[int, int]:
-    """The same by workers of Ray."""
-    try:
-        from vitrail.evaluate.bench.engines_ray import explain_parts
-    except ImportError as error:
-        raise MissingExtraError("engine='ray' needs the package ray: pip install 'vitrail[ray]'") from error
+def _explain_elsewhere(engine: "Engine", task: Task, store: "PartStore", bar: tqdm) -> tuple[int, int]:
+    """The same by the workers of an engine, each of which writes whole parts."""
     batches = list(task.loader)
     inputs = sum(len(batch.names) for batch in batches)
     store.holds(0, inputs)  # raises if the data set was finished with fewer
-    missing = [part for part in range(-(-inputs // store.part_size)) if part not in store.done]
+    missing = [PartNumber(part) for part in range(-(-inputs // store.part_size)) if part not in store.done]
     explained = 0
-    for count in explain_parts(replace(task, model=taken(task.model)), store, missing, place):
+    for count in engine(missing, PartWorker(replace(task, model=taken(task.model), loader=batches), store)):
         explained += count
         bar.update(count)
     return inputs, explained
 
 
-ENGINES = {"local": _explain_here, "ray": _explain_by_ray}
+@dataclass(frozen=True)
+class PartNumber:
+    """The inputs of one part file."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return f"part {self.number} of the data set"
 
 
-def _check_engine(engine: str, loader: object, place: RayPlace) -> None:
-    """Refuse an engine that is not known, or that cannot take this loader or these workers."""
-    if engine not in ENGINES:
-        raise OptionError(f"engine={engine!r} is not a choice. {suggest(engine, ENGINES)}")
-    if engine == "local" and place != RayPlace():
-        raise OptionError("workers= and address= are for engine='ray' only; the local engine is one process.")
-    if place.workers is not None and place.workers < 1:
-        raise OptionError(f"workers={place.workers}, but it must be at least 1.")
-    if engine == "ray" and _listed(loader) is None:
+@dataclass(eq=False)
+class PartWorker:
+    """Explains the inputs of one part file after the other, and writes the files; the model is made ready once."""
+
+    task: Task
+    store: "PartStore"
+
+    @property
+    def on_cuda(self) -> bool:
+        """True if it needs a GPU."""
+        return any(p.is_cuda for p in taken(self.task.model).parameters())
+
+    @cached_property
+    def explainer(self) -> Explainer:
+        """The explainer of all batches."""
+        return Explainer(self.task.model, self.task.method, **self.task.options)
+
+    @cached_property
+    def stops(self) -> list[int]:
+        """The end of each batch."""
+        return list(accumulate(len(batch.names) for batch in self.task.loader))
+
+    def __call__(self, part: PartNumber) -> int:
+        """Explain and write a part; return how many inputs it holds."""
+        first, batches = part.number * self.store.part_size, list(self.task.loader)
+        last = min(first + self.store.part_size, self.stops[-1])
+        rows = []
+        for number in range(bisect_right(self.stops, first), bisect_left(self.stops, last) + 1):
+            batch = batches[number]
+            start = self.stops[number] - len(batch.names)
+            found = explain_rows(self.explainer, batch.load(), self.task.target, start, batch.names)
+            rows += [row for row in found if first <= row["index"] < last]
+        self.store.write(rows)
+        return len(rows)
+
+
+def _find_engine(name: str, loader: object, workers: int | None, address: str | None) -> "Engine | None":
+    """The engine of this name, if it can take this loader; None stands for this process."""
+    if name == "local" and workers is None and address is None:
+        return None
+    from vitrail.evaluate.bench.engines import Cluster, find_engine
+
+    found = find_engine(name, Cluster(address, workers))
+    if _listed(loader) is None:
         raise OptionError(
-            "engine='ray' needs a list of vitrail.many.Batch, so that a worker loads its own inputs: "
+            f"engine={name!r} needs a list of vitrail.many.Batch, so that a worker loads its own inputs: "
             "vitrail.many.picture_batches gives one for a folder."
         )
+    return found
 
 
 def _listed(loader: object) -> Sequence[Batch] | None:

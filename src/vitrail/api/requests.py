@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrail.capture.recording.pass_options import Wanted
 from vitrail.errors import MethodError, TargetError, VitrailError, suggest
-from vitrail.methods import DEFAULT_METHOD, DEFAULTS, METHODS, Method
+from vitrail.methods import DEFAULT_METHOD, DEFAULTS, METHODS, Method, find_method
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import LayerReader, Walk
 from vitrail.relevance.runner import RerunMethod
@@ -101,15 +101,18 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: AnyScala
         case (str(name), Mapping() as options):
             given = dict(options)
         case _:
-            raise _unknown(spec)
+            wrong = spec[0] if isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], Mapping) else spec
+            raise MethodError(
+                f"unknown method {wrong!r}: a method is a name, or a pair of a name and a mapping of options. "
+                f"{suggest('', METHODS)}"
+            )
     preset = given.pop("preset", preset)
     if name == DEFAULT_METHOD:
         return read_default(given, preset, inputs, target).request()
-    if name not in METHODS:
-        raise _unknown(name)
     # Others than plain options may be large, or change.
     known = _resolved if all(type(x) in PLAIN_OPTIONS for x in given.values()) else _resolved.__wrapped__
-    found = known(METHODS[name], preset, inputs.kind, tuple((option, type(x), x) for option, x in given.items()))
+    entry = METHODS.get(name) or find_method(name)
+    found = known(entry, preset, inputs.kind, tuple((option, type(x), x) for option, x in given.items()))
     plan = found.entry.build(**found.options) if found.walk is None else found.walk
     return Request(
         entry=found.entry,
@@ -148,22 +151,10 @@ class Resolved:
 def _resolved(entry: Method, preset: str, kind: str, given: tuple[tuple[str, type, Any], ...]) -> Resolved:
     """A method with all its options, checked, for one kind of input."""
     options = entry.resolve(preset, {option: value for option, _, value in given}, kind)
-    if kind not in entry.inputs:
-        raise MethodError(f"{entry.name} explains {' and '.join(entry.inputs)} inputs, but these are {kind}.")
+    find_method(entry.name, kind)
     plan = entry.build(**options)
     walk = None if isinstance(plan, RerunMethod) else plan
     return Resolved(entry, options, entry.is_signed(options), walk, None if walk is None else wanted_by([walk]))
-
-
-def _unknown(given: object) -> MethodError:
-    """What to say of something that names no method."""
-    if isinstance(given, str):
-        return MethodError(f"unknown method {given!r}. {suggest(given, METHODS)}")
-    wrong = given[0] if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping) else given
-    return MethodError(
-        f"unknown method {wrong!r}: a method is a name, or a pair of a name and a mapping of options. "
-        f"{suggest('', METHODS)}"
-    )
 
 
 def check_scalar(request: Request) -> None:

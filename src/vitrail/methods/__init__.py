@@ -330,6 +330,17 @@ METHODS: dict[str, Method] = {
     )
 }  # fmt: skip
 
+
+def find_method(name: object, kind: str | None = None) -> Method:
+    """Return the method of this name; raise if there is none, or if it does not explain this kind of input."""
+    if not isinstance(name, str) or name not in METHODS:
+        raise MethodError(f"unknown method {shortened(name)}. {suggest(name, METHODS)}")
+    entry = METHODS[name]
+    if kind is not None and kind not in entry.inputs:
+        raise MethodError(f"{name} explains {' and '.join(entry.inputs)} inputs, but these are {kind}.")
+    return entry
+
+
 Spec = tuple[str, dict[str, Any]]
 """A method as a user writes it, `gradtoken(scheme=none, depth=2)`: its name and its options."""
 
@@ -343,9 +354,7 @@ def parse_spec(text: str, *, auto: bool = False) -> Spec:
     name, texts = parse_call(text, "a method")
     if name == DEFAULT_METHOD and not auto:
         raise MethodError(f"{DEFAULT_METHOD} is for vitrail explain, compare and report: name a method here.")
-    if name not in METHODS and name != DEFAULT_METHOD:
-        raise MethodError(f"unknown method {shortened(name)}. {suggest(name, METHODS)}")
-    entry = METHODS[PREFERRED if name == DEFAULT_METHOD else name]
+    entry = find_method(PREFERRED if name == DEFAULT_METHOD else name)
 
     def kinds(option: str) -> Sequence[type]:
         return (str,) if option == "preset" else entry.kinds_of(option)

@@ -62,6 +62,9 @@ def decode_text(data: bytes, where: str) -> str:
 Span = tuple[int, int]
 """The first token of a unit, and the one after its last."""
 
+SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z]+\d*\]")
+CONTINUES = "##"
+"""WordPiece marks the tokens that start no word; SentencePiece and byte-level BPE mark white space."""
 SPACES = {"Ġ": " ", "▁": " ", "Ċ": "\n", "ĉ": "\t"}
 """How tokenizers write white space inside a token."""
 SHORT = r"(?<!\b[A-Z])(?<!\bMr)(?<!\bMrs)(?<!\bDr)(?<!\bSt)(?<!\bvs)(?<!\be\.g)(?<!\bi\.e)(?<!\bNo)(?<!\bp)"
@@ -71,14 +74,16 @@ WORD = re.compile(r"\s*\S+\s*?(?=\s|$)")
 
 def pieces_of(tokens: Sequence[str]) -> tuple[str, ...]:
     """The tokens as pieces of text that together give it: marks of white space as white space, bytes as letters."""
-    if any(token.startswith("▁") for token in tokens):
-        return tuple(_with_spaces(token) for token in tokens)
-    wordpiece = any(token.startswith("##") for token in tokens) and not any(token.startswith("Ġ") for token in tokens)
-    if not wordpiece and is_byte_level(tokens):
+    if is_wordpiece(tokens):  # which leaves white space out
+        return tuple(token[2:] if token.startswith(CONTINUES) else f" {token}" for token in tokens)
+    if not any(token.startswith("▁") for token in tokens) and is_byte_level(tokens):
         return _decoded(tokens)
-    if wordpiece:  # which leaves white space out
-        return tuple(token[2:] if token.startswith("##") else f" {token}" for token in tokens)
     return tuple(_with_spaces(token) for token in tokens)
+
+
+def is_wordpiece(tokens: Sequence[str]) -> bool:
+    """Return True if tokens that start no word are marked; in other alphabets two hashes are text."""
+    return any(token.startswith(CONTINUES) for token in tokens) and not any(t.startswith(("▁", "Ġ")) for t in tokens)
 
 
 def _with_spaces(token: str) -> str:
@@ -146,6 +151,25 @@ def words(pieces: Sequence[str]) -> list[Span]:
     """The words of a text, as spans of its tokens."""
     text = "".join(pieces)
     return _units(pieces, [found.end() for found in WORD.finditer(text)] or [len(text)])
+
+
+def word_groups(tokens: Sequence[str]) -> list[list[int]]:
+    """The positions of the tokens of each word as it is drawn: white space before a word begins it.
+
+    Special tokens are alone, and all where no token marks a word. Unlike in `words`, line breaks stay apart: they have
+    scores of their own.
+    """
+    pieces = pieces_of(tokens)
+    marked = any(piece[:1].isspace() for piece in pieces)
+    groups: list[list[int]] = []
+    alone = True
+    for place, piece in enumerate(pieces):
+        special = SPECIAL.fullmatch(tokens[place]) is not None
+        if not marked or special or alone or piece[:1].isspace():
+            groups.append([])
+        groups[-1].append(place)
+        alone = special
+    return groups
 
 
 def sentences(pieces: Sequence[str]) -> list[Span]:

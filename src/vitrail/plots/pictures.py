@@ -36,8 +36,10 @@ def as_picture(image: Any, index: int = 0) -> Picture:  # noqa: ANN401
     if isinstance(image, Tensor):
         image = _last_channels(image, index)
     elif hasattr(image, "convert"):  # PIL is not imported only to ask whether this is one of its images
+        from PIL import ImageOps
+
         deep = image.mode.startswith("I") or image.mode == "F"  # Pillow would clip them at 255
-        image = _by_exif(image)
+        image = ImageOps.exif_transpose(image)  # as models are shown it
         image = np.asarray(image if deep else image.convert("RGB"))
     elif not isinstance(image, np.ndarray):
         raise InputError(
@@ -53,13 +55,6 @@ def as_picture(image: Any, index: int = 0) -> Picture:  # noqa: ANN401
     image = image.astype(np.float64)
     within = image.min() >= 0 and image.max() <= 1
     return image if within else canvas.stretched(torch.from_numpy(image)).numpy()
-
-
-def _by_exif(image: Any) -> Any:  # noqa: ANN401
-    """The picture turned as its EXIF data say, which is how models are shown it."""
-    from PIL import ImageOps
-
-    return ImageOps.exif_transpose(image)
 
 
 def _last_channels(image: Tensor, index: int) -> np.ndarray:
@@ -109,30 +104,21 @@ class Panel:
 
 @dataclass(frozen=True)
 class PanelLayout:
-    """Where everything goes, in inches."""
+    """Where everything goes, in inches.
+
+    Args:
+        tops: the upper edge of each row of panels.
+        bottom: the lower edge of the last one.
+    """
 
     cell: tuple[float, float]
-    columns: int
     left: float
+    width: float
+    tops: list[float]
+    bottom: float
     heading: list[str]
     bold: int
     titles: list[list[str]]
-
-    @property
-    def width(self) -> float:
-        """The figure's width."""
-        return self.left + self.columns * (self.cell[0] + GAP) - GAP + MARGIN
-
-    def title_height(self, row: int) -> float:
-        """The room above a row for its longest title."""
-        lines = max((title.count("\n") + 1 if title else 0 for title in self.titles[row]), default=0)
-        return lines * TITLE * LINE / canvas.POINTS
-
-    def top(self, row: int) -> float:
-        """The upper edge of a row of panels."""
-        heading = len(self.heading) * HEADING * LINE / canvas.POINTS + (GAP if self.heading else 0)
-        above = sum(self.title_height(r) + self.cell[1] + GAP for r in range(row))
-        return MARGIN + heading + above + self.title_height(row)
 
 
 Rows = Sequence[Sequence[Panel | None]]
@@ -150,22 +136,22 @@ def panel_figure(
     """
     plan = _plan(rows, picture, row_titles, heading, side)
     maps = [p for row in rows for p in row if p is not None and p.values is not None]
-    figure = canvas.new_figure(plan.width, plan.top(len(rows) - 1) + plan.cell[1] + (BAR if maps else 0) + MARGIN)
+    figure = canvas.new_figure(plan.width, plan.bottom + (BAR if maps else 0) + MARGIN)
     for number, line in enumerate(plan.heading):
         style = {"weight": "bold", "color": canvas.INK} if number < plan.bold else {"color": canvas.GREY}
         top = MARGIN + (number + 0.8) * HEADING * LINE / canvas.POINTS
         canvas.write(figure, line, plan.width / 2, top, fontsize=HEADING, ha="center", va="baseline", **style)
     for number, row in enumerate(rows):
         if row_titles:
-            text, middle = _upright(row_titles[number], plan.cell), plan.top(number) + plan.cell[1] / 2
+            text, middle = _upright(row_titles[number], plan.cell), plan.tops[number] + plan.cell[1] / 2
             canvas.write(figure, text, plan.left - GAP, middle, fontsize=TITLE, rotation=90, ha="right", va="center")
         for column, (item, title) in enumerate(zip(row, plan.titles[number], strict=True)):
             if item is not None:
                 left = plan.left + column * (plan.cell[0] + GAP)
-                axes = canvas.panel(figure, left, plan.top(number), *plan.cell)
+                axes = canvas.panel(figure, left, plan.tops[number], *plan.cell)
                 draw_panel(axes, item, picture if item.picture is None else item.picture)
-                _write_title(figure, title, left + plan.cell[0] / 2, plan.top(number))
-    _draw_bars(figure, maps, plan.top(len(rows) - 1) + plan.cell[1] + 0.12)
+                _write_title(figure, title, left + plan.cell[0] / 2, plan.tops[number])
+    _draw_bars(figure, maps, plan.bottom + 0.12)
     return figure
 
 
@@ -225,7 +211,12 @@ def _plan(rows: Rows, picture: Picture | None, row_titles: Sequence[str], headin
     room = left + columns * (cell[0] + GAP) - GAP
     parts = [_fit(line, room).split("\n") for line in heading.split("\n") if line]
     lines = [line for part in parts for line in part]
-    return PanelLayout(cell, columns, left, lines, len(parts[0]) if parts else 0, titles)
+    tops, top = [], MARGIN + len(lines) * HEADING * LINE / canvas.POINTS + (GAP if lines else 0)
+    for row in titles:
+        top += max((title.count("\n") + 1 if title else 0 for title in row), default=0) * TITLE * LINE / canvas.POINTS
+        tops.append(top)
+        top += cell[1] + GAP
+    return PanelLayout(cell, left, room + MARGIN, tops, top - GAP, lines, len(parts[0]) if parts else 0, titles)
 
 
 def _fit(line: str, room: float) -> str:

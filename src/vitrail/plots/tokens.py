@@ -4,7 +4,6 @@ Tokens become readable pieces first: which are shown, what they say, which belon
 Fig. 5: red for the target, blue against it, darker for more. A heat map has the final scores in its last row.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from vitrail.attribution import Attribution
 from vitrail.errors import InputError, MissingExtraError, OptionError
-from vitrail.models.texts import byte_letters
+from vitrail.models.texts import SPECIAL, is_wordpiece, pieces_of, word_groups
 from vitrail.plots import canvas
 
 if TYPE_CHECKING:
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.text import Text
 
-SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z]+\d*\]")
-STARTS = ("▁", "Ġ")  # SentencePiece and byte-level BPE mark the piece that starts a word
-CONTINUES = "##"  # WordPiece marks the pieces that do not
 VISIBLE = {"\n": "↵", "\t": "⇥"}
 
 
@@ -74,16 +70,17 @@ def pieces(attribution: Attribution, index: int = 0, *, merge: bool = False) -> 
     values = attribution.shown[index, shown].detach().double().cpu()
     groups = word_groups(tokens) if merge else [[i] for i in range(len(tokens))]
     scores = _join(groups, values.tolist(), signed=attribution.signed)
-    mark, readout = _mark(tokens), -1 if attribution.readout is None else int(attribution.readout[index])
-    readable = merge or mark in STARTS
+    parts, readout = pieces_of(tokens), -1 if attribution.readout is None else int(attribution.readout[index])
+    wordpiece = is_wordpiece(tokens)
+    words = {group[0] for group in (groups if merge else word_groups(tokens))}
     relative = canvas.symmetric(torch.tensor(scores, dtype=torch.float64)).tolist()
     return [
         Piece(
-            text=_readable([tokens[i] for i in group], mark) if readable else _printable(tokens[group[0]]),
+            text=_printable(tokens[group[0]]) if wordpiece and not merge else _word([parts[i] for i in group]),
             raw="".join(tokens[i] for i in group),
             value=value,
             score=score,
-            glued=mark in STARTS and not _starts(tokens, group[0], mark),
+            glued=group[0] not in words and not wordpiece,
             left_out=[shown[i] for i in group] == [readout],
             signed=attribution.signed,
         )
@@ -122,37 +119,13 @@ def merge_pieces(
     values = scores.tolist() if isinstance(scores, Tensor) else list(scores)
     if len(values) != len(tokens):
         raise InputError(f"{len(tokens)} tokens came with {len(values)} scores. Give one score for each token.")
-    groups, mark = word_groups(tokens), _mark(tokens)
-    return [_readable([tokens[i] for i in group], mark) for group in groups], _join(groups, values, signed=signed)
+    groups, parts = word_groups(tokens), pieces_of(tokens)
+    return [_word([parts[i] for i in group]) for group in groups], _join(groups, values, signed=signed)
 
 
 def _join(groups: list[list[int]], values: list[float], *, signed: bool) -> list[float]:
     join = sum if signed else max
     return [float(join([values[i] for i in group])) for group in groups]
-
-
-def word_groups(tokens: Sequence[str]) -> list[list[int]]:
-    """The positions of the pieces of each word."""
-    mark, groups = _mark(tokens), []
-    for i in range(len(tokens)):
-        if _starts(tokens, i, mark):
-            groups.append([])
-        groups[-1].append(i)
-    return groups
-
-
-def _mark(tokens: Sequence[str]) -> str:
-    """The sign with which this tokenizer marks words, empty where none is to be seen."""
-    for mark in STARTS:
-        if any(token.startswith(mark) for token in tokens):
-            return mark
-    return CONTINUES if any(token.startswith(CONTINUES) for token in tokens) else ""
-
-
-def _starts(tokens: Sequence[str], i: int, mark: str) -> bool:
-    if i == 0 or not mark or SPECIAL.fullmatch(tokens[i]) or SPECIAL.fullmatch(tokens[i - 1]):
-        return True
-    return not tokens[i].startswith(CONTINUES) if mark == CONTINUES else tokens[i].startswith((mark, "Ċ"))
 
 
 def token_names(attribution: Attribution, index: int) -> tuple[str, ...]:
@@ -169,15 +142,10 @@ def real_tokens(attribution: Attribution, index: int) -> list[int]:
     return attribution.valid[index].nonzero().flatten().tolist()
 
 
-def _readable(parts: Sequence[str], mark: str) -> str:
-    """What the pieces of a word say, without the tokenizer's marks."""
-    if mark == CONTINUES:
-        return _printable("".join(part.removeprefix(CONTINUES) for part in parts))
+def _word(parts: Sequence[str]) -> str:
+    """The text of a word; a token that holds the beginning of a letter only shows as one that is not known."""
     text = "".join(parts)
-    known = byte_letters()
-    if mark == "Ġ" and all(letter in known for letter in text):
-        text = bytes(known[letter] for letter in text).decode(errors="replace").removeprefix(" ")
-    return _printable(text.removeprefix(mark) if mark else text)
+    return _printable(text.removeprefix(" ")) if text else "�"
 
 
 def _printable(text: str) -> str:

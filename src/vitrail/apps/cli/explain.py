@@ -103,14 +103,17 @@ def _command(default: Sequence[Spec] | None) -> Callable[..., None]:
         check_format(form, folder=source.folder, **ray)
         output = _checked_output(source, model, output)
 
-        from vitrail.apps.cli import session
+        from vitrail.apps.cli import session, show
 
         session.check_specs(specs or (), preset)
         loaded = session.open_model(model, arch, device)
         if loaded.task in ("writing", "boxes"):
             if source.folder is not None or versus is not None:
                 raise InputError(f"{loaded.name} takes one input at a time: name one, and leave out --versus.")
-            _explain_parts(loaded, source, target or [], specs or [(DEFAULT_METHOD, {})], preset, output)
+            methods = specs or [(DEFAULT_METHOD, {})]
+            explain = partial(session.compare, loaded.model, methods=methods, preset=preset)
+            run = show.explain_boxes if loaded.task == "boxes" else show.explain_writing
+            run(loaded, source, target or [], explain, output)
             return
         chosen = specs if specs is not None else session.readable_set(preset, loaded.kind)
         session.check_specs(chosen, preset, loaded.kind)
@@ -119,12 +122,14 @@ def _command(default: Sequence[Spec] | None) -> Callable[..., None]:
             raise InputError(f"{loaded.name} reads text, but {source.folder} is a folder, which is read as images.")
         if form == "parquet" and output is not None:
             _explain_data_set(loaded, source, chosen, targets, preset, output, ray)
+            return
+        lenient = specs is None  # methods that were not named may be left out
+        explain = partial(session.explain_sample, loaded, specs=chosen, targets=targets, preset=preset, lenient=lenient)
+        if source.folder is not None and output is not None:
+            _explain_folder(loaded, source, source.folder, output, explain)
         else:
-            lenient = specs is None  # methods that were not named may be left out
-            explain = partial(
-                session.explain_sample, loaded, specs=chosen, targets=targets, preset=preset, lenient=lenient
-            )
-            _explain_each(loaded, source, output, explain)
+            sample = session.sample_of(source, loaded)
+            show.present(loaded, sample, explain(sample), output)
 
     return command
 
@@ -139,39 +144,6 @@ def _checked_output(source: Source, model: str, output: Path | None) -> Path | N
         check_file(output)
         check_not_replaced([output], files)
     return output
-
-
-def _explain_parts(
-    loaded: "Loaded",
-    source: Source,
-    wanted: Sequence[str],
-    specs: Sequence[Spec],
-    preset: str,
-    output: Path | None,
-) -> None:
-    """A model that writes text or finds objects: the targets are words or classes of what it gives."""
-    from vitrail.api import compare
-    from vitrail.apps.cli.show import explain_boxes, explain_writing
-
-    run = explain_boxes if loaded.task == "boxes" else explain_writing
-    run(loaded, source, wanted, partial(compare, loaded.model, methods=specs, preset=preset), output)
-
-
-def _explain_each(
-    loaded: "Loaded",
-    source: Source,
-    output: Path | None,
-    explain: "Callable[[Sample], list[ExplainedTarget]]",
-) -> None:
-    """The one input that is named, or each image of a folder."""
-    from vitrail.apps.cli.session import sample_of
-    from vitrail.apps.cli.show import present
-
-    if source.folder is not None and output is not None:
-        _explain_folder(loaded, source, source.folder, output, explain)
-        return
-    sample = sample_of(source, loaded)
-    present(loaded, sample, explain(sample), output)
 
 
 def _check_places(folder: Path, place: Path, files: list[str | None]) -> None:

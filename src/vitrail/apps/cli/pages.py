@@ -14,8 +14,8 @@ from rich.text import Text
 from vitrail.apps.cli import options
 from vitrail.apps.cli.options import check_not_replaced, check_page, check_presets
 from vitrail.apps.cli.screen import busy, counted, note, out, reported, show_line, show_table
-from vitrail.errors import InputError, MethodError, OptionError, suggest
-from vitrail.methods import DEFAULT_METHOD, METHODS, ByKind, Method, parse_spec
+from vitrail.errors import InputError, OptionError
+from vitrail.methods import DEFAULT_METHOD, METHODS, ByKind, Method, find_method, parse_spec
 
 if TYPE_CHECKING:
     from vitrail.tools.doctor import Examination, LayerCheck
@@ -221,10 +221,8 @@ def methods(
     """Print all methods, or everything about one."""
     if name is None:
         _show_all()
-    elif name in METHODS:
-        _show_one(METHODS[name])
     else:
-        raise MethodError(f"unknown method {name!r}. {suggest(name, METHODS)}")
+        _show_one(find_method(name))
 
 
 def _show_all() -> None:

@@ -9,8 +9,8 @@ from vitrail.api import compare
 from vitrail.apps.cli.options import Source, read_text
 from vitrail.apps.cli.screen import busy, note
 from vitrail.attribution import Attribution
-from vitrail.errors import InputError, MethodError, MissingTensorError, OptionError, TargetError, as_path
-from vitrail.methods import DEFAULT_METHOD, METHODS, READABLE, Spec
+from vitrail.errors import InputError, MissingTensorError, OptionError, TargetError, as_path
+from vitrail.methods import DEFAULT_METHOD, METHODS, READABLE, Spec, find_method
 from vitrail.models.loading import Loaded, Sample, find_class, find_token, load, silent
 from vitrail.models.loading.images import open_image
 from vitrail.targets import Target
@@ -122,9 +122,7 @@ def check_specs(specs: Sequence[Spec], preset: str, kind: str | None = None) -> 
     for name, given in specs:
         if name == DEFAULT_METHOD:  # which one that is depends on the model
             continue
-        entry, options = METHODS[name], dict(given)
-        if kind is not None and kind not in entry.inputs:
-            raise MethodError(f"{name} explains {' and '.join(entry.inputs)}, but the input is {kind}.")
+        entry, options = find_method(name, kind), dict(given)
         entry.build(**entry.resolve(options.pop("preset", preset), options, kind or entry.inputs[0]))
 
 

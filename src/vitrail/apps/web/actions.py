@@ -224,7 +224,7 @@ def compare(explorer: Explorer, session: Session, ask: guard.CompareAsk, job: Jo
     found = yield from _drawn(explorer, case, target, methods, ask.preset, job)
     if not found:
         raise OptionError("there is no map to compare: choose other methods.")
-    maps = {name: one.shown.detach().double().cpu() for name, one in found.items()}
+    maps = {name: one.scores.detach().cpu() for name, one in found.items()}
     yield {"names": list(found), "agreement": metrics.agreement(maps).matrix.tolist()}
     yield workers.SLOW
     fill = removing.fill_of(explorer, case, target, ask.fill, job)

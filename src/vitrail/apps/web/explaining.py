@@ -25,12 +25,13 @@ from vitrail.apps.web.sessions import EXAMPLES, Input, Session, Sessions
 from vitrail.apps.web.workers import Job
 from vitrail.attribution import Attribution
 from vitrail.capture.recording.forward import predict
-from vitrail.errors import InputError, OptionError, TargetError
-from vitrail.methods import METHODS
+from vitrail.errors import InputError, OptionError
+from vitrail.methods import METHODS, find_method
 from vitrail.models.loading import Sample
 from vitrail.models.loading.images import read_header, reading, to_rgb, upright
-from vitrail.models.texts import check_text, is_blank
+from vitrail.models.texts import check_text
 from vitrail.relevance.runner import RerunMethod
+from vitrail.targets import check_class
 
 KINDS: dict[str, tuple[tuple[int, bytes], ...]] = {
     "PNG": ((0, b"\x89PNG\r\n\x1a\n"),),
@@ -73,8 +74,6 @@ def _check_size(image: Image.Image, limits: Limits) -> None:
 
 def read_text(text: str, limits: Limits) -> str:
     """The text without spaces around it, if it is one and not too long."""
-    if is_blank(text):
-        raise InputError("there is no text yet: write a sentence.")
     plain = check_text(text)
     if len(plain) > limits.letters:
         raise InputError(f"the text has {len(plain)} characters, but at most {limits.letters} are accepted.")
@@ -176,9 +175,7 @@ class Case:
 
     def target(self, wanted: int | None) -> int:
         """The class that is asked for, else the most probable one."""
-        if wanted is not None and wanted >= len(self.probs):
-            raise TargetError(f"class {wanted} does not exist: this model has {len(self.probs)} classes, from 0 on.")
-        return self.best if wanted is None else wanted
+        return self.best if wanted is None else check_class(wanted, len(self.probs))
 
 
 Steps = Iterator[Any]
@@ -249,10 +246,10 @@ def is_quick(name: str) -> bool:
 
 def check_methods(methods: Sequence[str], kind: str, limits: Limits) -> list[str]:
     """The methods that are asked for, each once."""
-    wanted, known = list(dict.fromkeys(methods)), offered(kind)
-    wrong = [name for name in wanted if name not in known]
-    if wrong:
-        raise OptionError(f"there is no method {wrong[0]!r} for {kind} inputs.")
+    wanted = list(dict.fromkeys(methods))
+    for name in wanted:
+        if (needed := find_method(name, kind).models) is not None:
+            raise OptionError(f"{name} is for {needed}; this page does not show it.")
     if len(wanted) > limits.methods:
         raise OptionError(f"{len(wanted)} methods are chosen, but at most {limits.methods} are shown at once.")
     return wanted

@@ -22,7 +22,8 @@ from vitrail.attribution import Attribution
 from vitrail.errors import InputError, OptionError
 from vitrail.methods import METHODS
 from vitrail.models.loading import EMBEDDED, Loaded
-from vitrail.plots.tokens import pieces, real_tokens, word_groups
+from vitrail.models.texts import CONTINUES, word_groups
+from vitrail.plots.tokens import pieces, real_tokens
 
 TOP = 6
 """Classes that are listed before one searches."""
@@ -75,7 +76,7 @@ def token_json(found: Attribution, *, index: int = 0) -> dict[str, Any] | None:
     readable = pieces(found, index)
     return {
         "text": [piece.text for piece in readable],
-        "glued": [piece.glued or piece.raw.startswith("##") for piece in readable],
+        "glued": [piece.glued or piece.raw.startswith(CONTINUES) for piece in readable],
         "read_here": [piece.left_out for piece in readable],
         "words": word_groups([piece.raw for piece in readable]),
         "names": [piece.text for piece in pieces(found, index, merge=True)],

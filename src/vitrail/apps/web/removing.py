@@ -88,7 +88,7 @@ def removal(explorer: Explorer, case: Case, target: int, found: Attribution, fil
     key = ("removal", case.key, target, found.method, found.preset, fill)
     if (known := explorer.results.get(key)) is not None:
         return known
-    order = found.shown[:1].detach().cpu()  # in its own precision, as the bench ranks it
+    order = found.scores[:1].detach().cpu()  # in its own precision
     with running(case.opened.twin, job, f"removing parts in the order of {found.method}", _passes(case, 1)):
         (curve,) = _curves(case, target, found, order, fill)
     return explorer.results.put(key, Removal(curve, *REMOVED[case.kind](case, found, order)))

@@ -36,7 +36,7 @@ from vitrail.evaluate.bench.store import About, Store, identity, writing
 from vitrail.evaluate.bench.worker import Worker
 from vitrail.evaluate.data.examples import Dataset
 from vitrail.evaluate.data.segmented import VOC
-from vitrail.methods import METHODS
+from vitrail.methods import METHODS, find_method
 from vitrail.models.inputs import read_inputs
 
 FURTHER_PACKAGES = ("numpy", "scipy", "pillow", "tokenizers", "torchvision")
@@ -69,7 +69,7 @@ def _check_trials(plan: Plan, kinds: Set[str]) -> None:
     for trial in plan.trials:
         fitting = [kind for kind in kinds if applies(trial, kind, plan.preset)]
         if trial.named and not fitting:
-            raise OptionError(f"{trial.name} explains {' and '.join(METHODS[trial.name].inputs)} only.")
+            find_method(trial.name, "image" if "image" in kinds else "text")  # raises
         for kind in fitting:
             trial.about(plan.preset, kind)  # raises
 

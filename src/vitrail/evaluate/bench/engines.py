@@ -1,18 +1,20 @@
 """Engines hand units to workers, here or on other machines.
 
-An engine takes units and a worker, and yields finished units in the order of completion. Only the driver, which reads
-what an engine yields, writes results. So an engine may lose a worker and repeat a unit.
+An engine takes units and a worker, and yields what the worker makes of each, in the order of completion. Of the bench
+only the driver, which reads what an engine yields, writes results; a part of a data set is a file that is whole or not
+there. So an engine may lose a worker and repeat a unit.
 """
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from vitrail.errors import MissingExtraError, OptionError, suggest
-from vitrail.evaluate.bench.plan import Finished, Unit
 
-Work = Callable[[Unit], Finished]
-Engine = Callable[[Iterable[Unit], Work], Generator[Finished, None, None]]
+Work = Callable[[Any], Any]
+"""Makes the result of a unit; may say by `on_cuda` that it needs a GPU."""
+Engine = Callable[[Iterable[Any], Work], Generator[Any, None, None]]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Cluster:
 HERE = Cluster()
 
 
-def local(units: Iterable[Unit], worker: Work) -> Generator[Finished, None, None]:
+def local(units: Iterable[Any], worker: Work) -> Generator[Any, None, None]:
     """One unit after the other, in this process. Units are asked for only when they are needed."""
     yield from map(worker, units)
 
@@ -48,7 +50,8 @@ def local(units: Iterable[Unit], worker: Work) -> Generator[Finished, None, None
 def _local(cluster: Cluster) -> Engine:
     if cluster != HERE:
         raise OptionError(
-            "the engine local has no workers elsewhere: leave out the options of ray, or use --engine ray."
+            "the engine local has no workers elsewhere: leave out the options of ray, or choose it: --engine ray, in "
+            "Python engine='ray'."
         )
     return local
 
@@ -57,7 +60,7 @@ def _ray(cluster: Cluster) -> Engine:
     try:
         from vitrail.evaluate.bench.engines_ray import ray_engine
     except ImportError as error:
-        raise MissingExtraError("--engine ray needs the package ray: pip install 'vitrail[ray]'") from error
+        raise MissingExtraError("the engine ray needs the package ray: pip install 'vitrail[ray]'") from error
     return partial(ray_engine, cluster=cluster)
 
 

@@ -1,36 +1,29 @@
-"""The engines on Ray: workers on several machines, or several processes of this one.
+"""The engine on Ray: workers on several machines, or several processes of this one.
 
-They use a cluster that is running, or start one for the run. A worker is an actor that keeps its model loaded. If it
-dies, its work is given to another. Workers of the bench measure one unit at a time; the driver gets the results.
-Workers of `explain_many` explain ranges of inputs and write their part files themselves. A part file that exists is
-complete, so the rows at the end are the same as those of one process.
+It uses a cluster that is running, or starts one for the run. A worker is an actor that keeps its model loaded and does
+one unit at a time: a batch of the bench, or a part of a data set of explanations, whose file it writes itself. If it
+dies, its unit is given to another.
 """
 
 import os
 import socket
 import warnings
-from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any
-from uuid import uuid4
 
 import ray
 from ray import exceptions
 from ray._private import ray_constants, services
 from ray._private import worker as ray_worker
 
-from vitrail.api.explainer import Explainer
-from vitrail.api.many import Batch, PartStore, RayPlace, Task, explain_rows
 from vitrail.attribution import versions
 from vitrail.errors import EngineError, MissingExtraError, VitrailError
 from vitrail.evaluate.bench.engines import HERE, Cluster, Work
-from vitrail.evaluate.bench.plan import Finished, Unit
 from vitrail.evaluate.bench.worker import Worker
-from vitrail.models.taking import taken
 
 REACH = 10.0  # seconds
 OBJECTS = 100 * 2**20  # results are small; Ray would reserve a third of the memory
@@ -147,7 +140,7 @@ PATIENCE = 300.0
 """Seconds without any worker, after which the cluster is given up."""
 
 
-def ray_engine(units: Iterable[Unit], worker: Work, *, cluster: Cluster = HERE) -> Generator[Finished, None, None]:
+def ray_engine(units: Iterable[Any], worker: Work, *, cluster: Cluster = HERE) -> Generator[Any, None, None]:
     """What Ray's workers finish, in the order of completion. Without units no cluster is started."""
     fresh = iter(units)
     first = list(islice(fresh, 1))
@@ -165,14 +158,12 @@ def ray_engine(units: Iterable[Unit], worker: Work, *, cluster: Cluster = HERE) 
 class _Task:
     """A unit, and how many workers it was lost with."""
 
-    unit: Unit
+    unit: Any
     losses: int = 0
 
     def lost(self, error: Exception) -> "_Task":
         """The unit for another worker, as long as there is hope."""
-        unit = self.unit
-        where = f"{unit.model.name} on {unit.data.name}, examples {unit.keys[0]} to {unit.keys[-1]}"
-        reason = f"{where}: {reason_of(error)}"
+        reason = f"{self.unit}: {reason_of(error)}"
         if self.losses + 1 == ATTEMPTS:
             raise EngineError(
                 f"{ATTEMPTS} workers failed, one after the other, at the same unit, {reason} If memory is short, "
@@ -182,18 +173,16 @@ class _Task:
         return replace(self, losses=self.losses + 1)
 
 
-def _stream(fresh: Iterator[_Task], pool: "_ActorPool") -> Iterator[Finished]:
+def _stream(fresh: Iterator[_Task], pool: "_ActorPool") -> Iterator[Any]:
     tasks = deque(islice(fresh, pool.size))
     pool.start(len(tasks))
     while tasks or pool.occupied:
-        found = pool.wait()
-        if isinstance(found, _Task):
-            tasks.appendleft(found)
+        lost, finished = pool.wait()
+        tasks.extendleft(lost)
         while tasks and pool.idle:
             pool.give(tasks.popleft())
             tasks.extend(islice(fresh, 0 if tasks else 1))
-        if isinstance(found, Finished):  # only now, so that workers do not wait for the reader
-            yield found
+        yield from finished  # only now, so that workers do not wait for the reader
 
 
 class _Actor:
@@ -208,7 +197,7 @@ class _Actor:
         """What its results depend on."""
         return versions()
 
-    def do(self, unit: Unit) -> Finished | VitrailError:
+    def do(self, unit: Any) -> Any:  # noqa: ANN401
         """The unit's results, or what is wrong with it: no other worker would do better."""
         try:
             return self.worker(unit)
@@ -223,10 +212,11 @@ class _ActorPool:
     """The workers, and what each is doing: starting, idle, or a task."""
 
     def __init__(self, worker: Work, cluster: Cluster) -> None:
-        on_cuda = isinstance(worker, Worker) and worker.settings.device.partition(":")[0] == "cuda"
+        on_cuda = getattr(worker, "on_cuda", False)
         if isinstance(worker, Worker) and on_cuda:  # Ray shows a worker only its own GPU, which then is the first
             worker = replace(worker, settings=replace(worker.settings, device="cuda"))
         self.worker = worker
+        self.sent = ray.put(worker)  # once: it may hold a model
         self.needs: dict[str, Any] = {"num_cpus": 1, **({"num_gpus": cluster.gpu_share} if on_cuda else {})}
         self.size = cluster.workers or _places(ray.cluster_resources(), self.needs)
         self.idle: list[Any] = []
@@ -241,7 +231,7 @@ class _ActorPool:
     def start(self, count: int) -> None:
         """Start workers. They are given tasks once they answer, so none waits for a worker that finds no place."""
         for _ in range(count):
-            actor: Any = ACTOR.options(**self.needs).remote(self.worker, os.getcwd())
+            actor: Any = ACTOR.options(**self.needs).remote(self.sent, os.getcwd())
             self.busy[actor.ready.remote()] = actor, None
 
     def give(self, task: _Task) -> None:
@@ -249,8 +239,8 @@ class _ActorPool:
         actor = self.idle.pop()
         self.busy[actor.do.remote(task.unit)] = actor, task
 
-    def wait(self) -> Finished | _Task | None:
-        """The next finished unit, a task that lost its worker, or nothing but a new idle worker."""
+    def wait(self) -> tuple[list[_Task], list[Any]]:
+        """A task that lost its worker, or the result of one; neither where a worker has only become idle."""
         ready, _ = ray.wait(list(self.busy), timeout=None if self.occupied else PATIENCE)
         if not ready:
             raise EngineError(
@@ -264,25 +254,25 @@ class _ActorPool:
             ray.kill(actor)
             self.start(1)
             if task is not None:
-                return task.lost(error)
+                return [task.lost(error)], []
             self.false_starts += 1
             if self.false_starts == ATTEMPTS:
                 raise EngineError(
                     f"the workers cannot start: {reason_of(error)} Is vitrail installed there?"
                 ) from error
-            return None
+            return [], []
         if isinstance(found, VitrailError):
             raise found
         self.idle.append(actor)
         if task is not None:
-            return found
+            return [], [found]
         self.false_starts = 0
         if found != versions():
             raise EngineError(
                 f"a worker has {_listed(found)}, but here is {_listed(versions())}: their results must not be mixed. "
                 "Install the same versions on every machine."
             )
-        return None
+        return [], []
 
     def stop(self) -> None:
         """End all workers; a cluster of someone else goes on without them."""
@@ -301,87 +291,3 @@ def _places(has: Mapping[str, Any], needs: Mapping[str, Any]) -> int:
 
 def _listed(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in sorted(values.items()) if not name.startswith("node:"))
-
-
-RETRIES = 3
-"""How often a range is given to another worker after its own has died."""
-
-
-_open: dict[str, tuple[Task, PartStore, Explainer, list[Batch], list[int]]] = {}
-"""Of a worker, for its last task: the task, its folder, the explainer, the batches and where each of them stops."""
-
-
-def explain_part(key: str, shared: Sequence[Any], part: int) -> tuple[int, str]:
-    """Explain the inputs of one part file and write it; return how many there are, and who did it.
-
-    Args:
-        shared: holds a reference to the task and its folder, which are fetched once.
-    """
-    if key not in _open:
-        _open.clear()  # the model of an earlier run
-        task, store = ray.get(shared[0])
-        explainer, batches = Explainer(task.model, task.method, **task.options), list(task.loader)
-        _open[key] = task, store, explainer, batches, list(accumulate(len(batch.names) for batch in batches))
-    task, store, explainer, batches, stops = _open[key]
-    first = part * store.part_size
-    last = min(first + store.part_size, stops[-1])
-    rows = []
-    for number in range(bisect_right(stops, first), bisect_left(stops, last) + 1):
-        batch = batches[number]
-        start = stops[number] - len(batch.names)
-        found = explain_rows(explainer, batch.load(), task.target, start, batch.names)
-        rows += [row for row in found if first <= row["index"] < last]
-    store.write(rows)
-    return len(rows), ray.get_runtime_context().get_worker_id()
-
-
-def explain_parts(task: Task, store: PartStore, parts: Sequence[int], place: RayPlace) -> Iterator[int]:
-    """Explain parts by the workers of a cluster; yields how many inputs each part held, as they are done."""
-    if not parts:
-        return
-    on_cuda = _is_on_cuda(task.model)
-    needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(on_cuda)}
-    seen: set[str] = set()
-    workers = place.workers
-    with connected(Cluster(place.address, workers)):
-        # Ray's default for tasks with a GPU is one call for each process: the model would be opened for every part.
-        run = ray.remote(**needs, max_calls=0, max_retries=RETRIES)(explain_part)
-        key, shared, left = uuid4().hex, [ray.put((task, store))], iter(parts)
-        room = int(ray.cluster_resources().get("GPU" if on_cuda else "CPU", 1))
-        size = workers if workers is not None and workers < room else 2 * room
-        pending = [run.remote(key, shared, part) for part in islice(left, size)]
-        try:
-            while pending:
-                (done, *_), pending = ray.wait(pending)
-                count, worker = _count_of(done)
-                seen.add(worker)
-                yield count
-                pending += [run.remote(key, shared, part) for part in islice(left, 1)]
-        finally:
-            if on_cuda:
-                _end_workers(len(seen), needs)
-
-
-def _is_on_cuda(model: object) -> bool:
-    return any(p.is_cuda for p in taken(model).parameters())
-
-
-def _count_of(done: Any) -> tuple[int, str]:  # noqa: ANN401
-    """Return what a finished task returned, or raise why it failed."""
-    try:
-        return ray.get(done)
-    except exceptions.RayTaskError as error:
-        raise error.cause from error
-    except exceptions.RayError as error:
-        raise EngineError(f"a worker of Ray was lost {RETRIES + 1} times: {reason_of(error)}") from error
-
-
-def _end_workers(count: int, needs: Mapping[str, Any]) -> None:
-    """End idle workers: on a cluster that goes on, they would keep the model in the memory of their GPU."""
-    end = ray.remote(**needs, max_calls=1)(_nothing)
-    for _ in range(count):
-        end.remote()
-
-
-def _nothing() -> None:
-    """Do nothing: after this task its process ends."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from vitrail.errors import MethodError, OptionError, suggest
+from vitrail.errors import OptionError, suggest
 from vitrail.evaluate.answers import PRIORS
 from vitrail.evaluate.bench.protocols import CLASSES, Protocol, find_protocol
-from vitrail.methods import METHODS
+from vitrail.methods import METHODS, find_method
 
 Spec = tuple[str, dict[str, Any]]
 _BARE: dict[str, Any] = {"length": False, "direction": False, "ffn": False, "initial": "identity"}
@@ -143,8 +143,7 @@ class Plan:
             raise OptionError("a plan needs methods or an ablation, but none is named.")
         self._check_settings()
         for trial in self.trials:
-            if trial.name not in METHODS:
-                raise MethodError(f"unknown method {trial.name!r}. {suggest(trial.name, METHODS)}")
+            find_method(trial.name)
 
     def _check_settings(self) -> None:
         for name, table in CHOICES.items():
@@ -207,6 +206,9 @@ class Unit:
     jobs: tuple[Measurement, ...]
     skipped: int = 0
     contents: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.model.name} on {self.data.name}, examples {self.keys[0]} to {self.keys[-1]}"
 
 
 @dataclass(frozen=True)

@@ -121,12 +121,11 @@ class Protocol:
         if "levels" in tuples:
             tuples["levels"] = tuple(map(float, tuples["levels"]))  # 0 and 0.0 are one level
         real = {name: x for name, x in tuples.items() if getattr(self, name) != x}
-        listed = ", ".join(f"{name}={_brief(Path(str(x)).name if name == 'guide' else x)}" for name, x in real.items())
-        return replace(self, **real, name=f"{self.name}({listed})") if real else self
-
-
-def _brief(value: object) -> str:
-    return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)
+        listed = []
+        for name, x in real.items():
+            brief = "+".join(map(str, x)) if isinstance(x, tuple) else Path(x).name if name == "guide" else x
+            listed.append(f"{name}={brief}")
+        return replace(self, **real, name=f"{self.name}({', '.join(listed)})") if real else self
 
 
 LEAST = {"ablations": 2, "new_tokens": 1}

@@ -27,7 +27,7 @@ from vitrail.evaluate.data.examples import ContextExample, QuestionExample, Text
 from vitrail.methods import METHODS
 from vitrail.methods.context_cite import kept_sources
 from vitrail.models.inputs import position_limit
-from vitrail.models.texts import is_blank
+from vitrail.models.texts import check_text
 from vitrail.targets import continuation
 
 
@@ -81,7 +81,13 @@ def read_texts(
     opened: Opened, settings: RunSettings, examples: Sequence[Any], protocol: Protocol
 ) -> tuple[Texts, Broken]:
     """The texts as token ids, cut where the model or the papers end."""
-    broken = {e.key: f"{e.key}: the text is empty." for e in examples if any(map(is_blank, e.texts))}
+    broken = {}
+    for example in examples:
+        try:
+            for text in example.texts:
+                check_text(text)
+        except InputError as error:
+            broken[example.key] = f"{example.key}: {error}"
     good = [example for example in examples if example.key not in broken]
     if not good:
         return Texts(opened, settings, good, {}), broken

@@ -87,11 +87,17 @@ class Worker:
 
     settings: RunSettings
 
+    @property
+    def on_cuda(self) -> bool:
+        """True if it needs a GPU."""
+        return self.settings.device.partition(":")[0] == "cuda"
+
     def __call__(self, unit: Unit) -> Finished:
         """Everything that a unit asks to be measured."""
         try:
             with own_generators(device=self.settings.device, seed=self.settings.seed):
-                return Finished(unit, tuple(_Bench(self.settings, unit).rows()))
+                bench = _Bench(self.settings, unit)
+                return Finished(unit, tuple(row for job in unit.jobs for row in bench.rows(job)))
         except torch.OutOfMemoryError as error:
             raise OptionError(
                 f"{len(unit.keys)} examples of {unit.data.name} do not fit into the memory of {self.settings.device}: "
@@ -128,11 +134,7 @@ class _Bench:
                 broken[key] = str(error)
         return good, broken
 
-    def rows(self) -> list[ResultRow]:
-        """The results of all jobs."""
-        return [row for job in self.unit.jobs for row in self._job(job)]
-
-    def _job(self, job: Measurement) -> list[ResultRow]:
+    def rows(self, job: Measurement) -> list[ResultRow]:
         """The results of one method under one protocol."""
         batch, reasons = self._part(job)
         rows = [ResultRow(job.run, key, metric, None, why) for key, why in reasons.items() for metric in job.metrics]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import InputError, OptionError, TargetError, one_line, suggest
 from vitrail.models.texts import check_text
-from vitrail.targets import Target, only
+from vitrail.targets import Target, check_class, only
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -144,11 +144,8 @@ class Loaded:
         """A text, or a pair such as question and context, as the model takes it."""
         if self.tokenizer is None:
             raise InputError(f"{self.name} reads images, not text.")
-        for given in (text, pair):
-            if given is not None:
-                check_text(given)
         # A text that is too long is refused by `explain` with its length, so nothing is cut here.
-        return self._encoded(text, pair)
+        return self._encoded(check_text(text), None if pair is None else check_text(pair))
 
     def texts(self, texts: Sequence[str]) -> Any:  # noqa: ANN401
         """Several texts as the model takes them, padded to the longest."""
@@ -219,7 +216,7 @@ def _first(names: str) -> str:
 def find_class(wanted: str, names: Sequence[str] | None, count: int) -> int:
     """The index of a class given by index or by any of its comma-separated names."""
     if wanted.strip().lstrip("+-").isdecimal():
-        return _in_range(int(wanted), count)
+        return check_class(int(wanted), count)
     if names is None:
         raise TargetError(f"this model's classes have no names: give an index, 0 to {count - 1}, not {wanted!r}.")
     found = [index for index, label in enumerate(names) if _key(wanted) in _synonyms(label)]
@@ -237,7 +234,7 @@ def find_class(wanted: str, names: Sequence[str] | None, count: int) -> int:
 def find_token(wanted: str, tokenizer: Any, count: int) -> int:  # noqa: ANN401
     """The id of a token given by id or as text; spaces count."""
     if wanted.strip().isdecimal():
-        return _in_range(int(wanted), count)
+        return check_class(int(wanted), count)
     ids = tokenizer(wanted, add_special_tokens=False)["input_ids"]
     if len(ids) == 1:
         return int(ids[0])
@@ -246,12 +243,6 @@ def find_token(wanted: str, tokenizer: Any, count: int) -> int:  # noqa: ANN401
         f"{wanted!r} is {len(ids)} tokens ({pieces}), but a target is one. A word inside a sentence often begins with "
         f"a space: {' ' + wanted.strip()!r}."
     )
-
-
-def _in_range(index: int, count: int) -> int:
-    if not 0 <= index < count:
-        raise TargetError(f"target {index} is out of range: the model has {count} classes, 0 to {count - 1}.")
-    return index
 
 
 def _key(name: str) -> str:
