@@ -129,11 +129,18 @@ class Runner:
         """The one place where the gradient ends, and the gradient, which is not zero everywhere in a sample."""
         ((x, gradient),) = self.gradient()
         stream, blocks = self.run.capture.level == "embedding_output", self.body.blocks
-        axis = 1 if stream and blocks and not blocks[0].batch_first else 0  # of the samples
+        self.doubt_zero(gradient, axis=1 if stream and blocks and not blocks[0].batch_first else 0)
+        return x, gradient
+
+    def doubt_zero(self, gradient: Tensor, *, axis: int) -> None:
+        """Doubt the samples whose gradient is zero everywhere, if it was needed.
+
+        Args:
+            axis: that of the samples.
+        """
         if self.part.needed and gradient.shape[axis] == self.inputs.batch:
             zero = (gradient == 0).movedim(axis, 0).flatten(1).all(dim=1)
             self.run.doubts.append(Doubt(zero, unread))
-        return x, gradient
 
     @contextmanager
     def resized(self, batch: int) -> Iterator[None]:
