@@ -307,7 +307,7 @@ BETWEEN = "embedding_output"
 
 def _is_between(request: Request) -> bool:
     """Return True if a method reads gradients at what enters the first block."""
-    return is_gradient(request.entry.name) and request.options.get("level") == BETWEEN
+    return is_gradient(request.entry.name) and request.options.get("level", BETWEEN) == BETWEEN
 
 
 def _reads_blocks(request: Request) -> bool:

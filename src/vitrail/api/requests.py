@@ -70,6 +70,7 @@ class Request:
         default: the methods that may explain in its place; None where the user asked for it by name.
         reason: why it stands in for another one, if it does.
         level: where the user asked for relevance to be read; None where the method's own level is taken.
+        named: the options that the user gave.
         at_inputs: why gradients are read at the inputs and not at the method's own level, if they are.
         reads_inputs: whether they are read there because attention cannot be followed.
         wanted: what it reads of a pass.
@@ -88,6 +89,7 @@ class Request:
     default: Default | None = None
     reason: str | None = None
     level: str | None = None
+    named: frozenset[str] = frozenset()
     at_inputs: str | None = None
     reads_inputs: bool = False
     differentiates: bool = True
@@ -125,6 +127,7 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: AnyScala
         target=with_scalar(target, plan.scalar, explicit="scalar" in given),
         scalar_given="scalar" in given,
         level=given.get("level"),
+        named=frozenset(given),
         differentiates=any(need.endswith("_grad") for need in plan.needs),
     )
 

@@ -54,6 +54,8 @@ METHODS: dict[str, Callable[[nn.Module, Request], InputAttribution]] = {
     "integrated_gradients": _integrated,
     "conservative_lrp": _by_rules,
     "attn_lrp": _by_rules,
+    "libra_grad": _by_rules,
+    "gim": _by_rules,
 }
 """Methods that read gradients at the inputs alone, some of them by rules of their own."""
 NAMES = {
@@ -67,7 +69,7 @@ NAMES = {
 """What the stream of an input is called."""
 LEVELS = {"pixel_values": "pixels", "pixel_values_videos": "pixels", "image_patches": "pixels"}
 """The levels of inputs that are pictures."""
-BY_PATCH = ("attn_lrp", "conservative_lrp")
+BY_PATCH = ("attn_lrp", "conservative_lrp", "libra_grad", "gim")
 """Methods whose maps of single pixels are too grainy to read."""
 
 
@@ -78,6 +80,7 @@ def explain_inputs(model: nn.Module, request: Request, shown: Sequence[ShownStre
         shown: the streams that were measured; none where they cannot be.
     """
     check_level_at_inputs(request)
+    check_options_at_inputs(request)
     made = METHODS[request.entry.name](model, request)
     pictures = _each_picture(shown)
     streams: dict[str, Attribution] = {}
@@ -145,6 +148,22 @@ def check_level_at_inputs(request: Request) -> None:
         f"{request.entry.name} cannot be read at level={request.level!r} here, but only at the inputs: {why} "
         f"Leave level out{' or name ' if offered else ''}{' or '.join(map(repr, offered))}."
     )
+
+
+AT_INPUTS: dict[str, dict[str, Any]] = {"libra_grad": {"maps": "input"}, "gim": {"baseline": "zero"}}
+"""The values of options that a method has where it is read at the inputs."""
+
+
+def check_options_at_inputs(request: Request) -> None:
+    """Refuse an option that the caller named and that means nothing at the inputs."""
+    for option, value in AT_INPUTS.get(request.entry.name, {}).items():
+        named = request.options[option]
+        if option in request.named and named != value:
+            why = request.at_inputs or "this model has several streams of tokens, or changes its tokens between blocks."
+            raise OptionError(
+                f"{request.entry.name}({option}={named!r}) reads what enters the blocks of one stream of tokens, and "
+                f"here gradients are read at the inputs: {why} Leave {option} out, or name {option}={value!r}."
+            )
 
 
 def _rows_of(model: nn.Module, inputs: Inputs, given: str, values: Tensor, part: Scalar) -> slice | Tensor | None:
@@ -237,6 +256,7 @@ def _one(
 ) -> Attribution:
     """The attribution of one input."""
     options: dict[str, Any] = {"level": level_of(given)} | ({} if made.steps is None else {"steps": made.steps})
+    options |= AT_INPUTS.get(request.entry.name, {})
     known: dict[str, Any] = {"level": "inputs"}
     known |= {} if made.residual is None else {"residual": made.residual.tolist()}
     known |= {} if request.reason is None else {"default": request.reason}

@@ -258,6 +258,11 @@ METHODS: dict[str, Method] = {
             {"paper": _SAME, "official": {"level": _EMBEDS}}, signed=True, kind="rules",
         ),
         Method(
+            "libra_grad", "libra_grad:build", "Mehri et al. (LibraGrad), CVPR 2025, arXiv:2411.16760",
+            signed=True, kind="rules",
+        ),
+        Method("gim", "gim:build", "Edin et al. (GIM), 2025, arXiv:2505.17630", signed=True, kind="rules"),
+        Method(
             "abs_lrp", "abs_lrp:build", "Vukadin et al., 2024, arXiv:2412.09311",
             {"paper": _LEVEL, "official": _LEVEL}, signed=True, kind="rules", cost="2 forward + 2 backward",
         ),

@@ -134,11 +134,18 @@ class Runner:
         """The one place where the gradient ends, and the gradient, which is not zero everywhere in a sample."""
         ((x, gradient),) = self.gradient()
         stream, blocks = self.run.capture.level == "embedding_output", self.body.blocks
-        axis = 1 if stream and blocks and not blocks[0].batch_first else 0  # of the samples
+        self.defer_zero(gradient, axis=1 if stream and blocks and not blocks[0].batch_first else 0)
+        return x, gradient
+
+    def defer_zero(self, gradient: Tensor, *, axis: int) -> None:
+        """Check later that no sample has a gradient of zeros, if it is needed.
+
+        Args:
+            axis: that of the samples.
+        """
         if self.part.needed and gradient.shape[axis] == self.inputs.batch:
             zero = (gradient == 0).movedim(axis, 0).flatten(1).all(dim=1)
             self.run.deferred.append(DeferredCheck(zero, unread))
-        return x, gradient
 
     def draw_again(self) -> None:
         """Let another pass draw the random numbers of the first; raise if the model still answers in another way.

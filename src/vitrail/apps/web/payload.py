@@ -184,6 +184,8 @@ PLAIN = {
     "agcam": "attention that raises this answer, summed over blocks",
     "le_grad": "what each block alone would say of the answer",
     "attn_lrp": "relevance propagated back through every layer",
+    "libra_grad": "a corrected gradient, summed over layers and biases",
+    "gim": "input times a gradient that sees through attention",
 }
 """Methods in a few words; others in those of their summary."""
 WHEN = {

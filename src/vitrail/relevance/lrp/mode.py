@@ -7,11 +7,12 @@ rule replaces its backward function. The values are the model's own. Nothing rem
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.hooks import RemovableHandle
@@ -59,12 +60,14 @@ class RuleSet:
         rules: by kind of operation. A kind that is missing stops the pass with an error.
         otherwise: the rule of functions of no known kind; None stops the pass.
         fork: what becomes of the residual stream where a sub-layer and a skip connection both read it.
+        notes: by kind of operation, what is told of each operation and its result.
     """
 
     name: str
     rules: Mapping[str, Rule]
     otherwise: Rule | None = None
     fork: Callable[[Tensor], Tensor] | None = None
+    notes: Mapping[str, Callable[[Operation, Any], None]] = field(default_factory=dict)
 
 
 def plain_functions(table: RuleSet) -> tuple[frozenset[Callable[..., Any]], frozenset[Callable[..., Any]]]:
@@ -74,7 +77,7 @@ def plain_functions(table: RuleSet) -> tuple[frozenset[Callable[..., Any]], froz
     by entry, it is kept what their result is a function of.
     """
     left = {kind for kind, rule in table.rules.items() if rule is gradient}
-    known = left - ENTRYWISE - {"product", "write"}
+    known = left - ENTRYWISE - {"product", "write"} - table.notes.keys()
     always = {func for func, kind in KINDS.items() if kind in known} | (ROUTING if "route" in left else set())
     always -= set() if "select" in left else {Tensor.__getitem__}
     alone = MULTIPLICATIONS if "scale" in left else set()
@@ -113,7 +116,7 @@ class _Propagate(TorchFunctionMode):
             return self.known.constant(func(*args, **kwargs))  # such as a bias of attention that all blocks share
         if not self.known.stale and (func in self.plain or func in self.entrywise) and _says_how(kwargs):
             active = self._read_by(args)
-            if active is not None and (func in self.plain or len(active) < 2 or self._adds_others(func, active)):
+            if active is not None and (func in self.plain or self._is_plain(func, active)):
                 return self._at_once(func, func(*args, **kwargs), active)
         return self._by_rule(func, args, kwargs)
 
@@ -129,6 +132,12 @@ class _Propagate(TorchFunctionMode):
             elif x.requires_grad and x not in self.known.constants and (not x.is_leaf or self.known.is_root(x)):
                 return None
         return [*found, found[0]] if len(found) == 1 and len(args) > 1 and args[0] is args[1] else found
+
+    def _is_plain(self, func: Callable[..., Any], active: list[Tensor]) -> bool:
+        """Return True if a function that works entry by entry is left to the chain rule with these operands."""
+        if len(active) == 1 and func in ADDITIONS:
+            return "shift" not in self.table.notes
+        return len(active) < 2 or self._adds_others(func, active)
 
     def _adds_others(self, func: Callable[..., Any], active: list[Tensor]) -> bool:
         """Whether a function adds tensors of which none is a function of another alone, and no rule is for sums."""
@@ -149,8 +158,13 @@ class _Propagate(TorchFunctionMode):
         """Run a function that may have a rule of its own."""
         args, kwargs = positional(func, args, kwargs)
         if func in WRITTEN_OUT:
-            with self:  # the mode is off while a torch function runs
-                return WRITTEN_OUT[func](*args, **kwargs)
+            before = self.known.tokens_first
+            self.known.tokens_first = before or func is F.multi_head_attention_forward
+            try:
+                with self:  # the mode is off while a torch function runs
+                    return WRITTEN_OUT[func](*args, **kwargs)
+            finally:
+                self.known.tokens_first = before
         active = self.known.active_among(args, kwargs)
         if not active:
             out = self.known.constant(func(*args, **kwargs))
@@ -221,6 +235,8 @@ class _Propagate(TorchFunctionMode):
         if kind == "over_constant" and (why := self.quotients.why_refused(*args[:2])) is not None:
             return self._refuse(func, operation, f"the module {operation.where or 'at the top'!r} {why}")
         out = self.known.mark(rule(operation))
+        if kind in self.table.notes:
+            self.table.notes[kind](operation, out)
         if isinstance(out, Tensor) and isinstance(function.result, Tensor):
             self.capture.same(function.result, out)
         function.result, function.open = None, False

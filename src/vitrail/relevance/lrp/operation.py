@@ -52,6 +52,8 @@ class Operation:
         batch_axis: the axis of the samples.
         flow: what each backward pass computes, where several are made of one forward pass; None for relevance alone.
         source: the tensor that all active operands are functions of, entry by entry; None where there is none.
+        tokens_first: whether it runs inside of torch's function for attention with projections, which puts tokens
+            before samples.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Operation:
     batch_axis: int = 0
     flow: Flow | None = None
     source: Tensor | None = None
+    tokens_first: bool = False
 
     def run(self) -> Any:  # noqa: ANN401
         """What the model computes."""
@@ -332,6 +335,7 @@ class KnownTensors:
         sources: what a tensor is a function of, entry by entry.
         scaled: what was scaled to make a tensor.
         stale: those that were to be changed in place; they must not be read again.
+        tokens_first: whether operations run inside of torch's function for attention with projections.
     """
 
     capture: Capture
@@ -345,6 +349,7 @@ class KnownTensors:
     scaled: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary, init=False)
     stale: WeakIdKeyDictionary = field(default_factory=WeakIdKeyDictionary, init=False)
     count: int = 0
+    tokens_first: bool = False
 
     def mark(self, out: Any) -> Any:  # noqa: ANN401
         """The result of an operation, known to depend on what is explained."""
@@ -443,6 +448,7 @@ class KnownTensors:
             batch_axis=0 if block is None or capture.body.blocks[block].batch_first else 1,
             flow=flow,
             source=self.source(active),
+            tokens_first=self.tokens_first,
         )  # fmt: skip
 
     def remember(self, kind: str, operation: Operation, out: Any) -> None:  # noqa: ANN401
