@@ -91,7 +91,7 @@ def test_pictures_are_written_for_images_and_texts(tmp_path, suffix, start):
 
 def test_a_picture_says_how_it_was_made(tmp_path):
     kept = Image.open(save(image(preset="paper"), tmp_path / "x.png")).info
-    assert kept["Title"] == "gae: logit of 3/4"
+    assert kept["Title"] == "gae: class 3"
     assert "preset paper" in kept["Subject"]
 
 
@@ -108,7 +108,9 @@ def test_json_and_npz_need_no_matplotlib(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("name", "words"), [("x.txt", "ends in '.txt'"), ("x", "has no suffix")])
 def test_an_unknown_suffix_is_named_with_those_that_are_known(tmp_path, name, words):
-    with pytest.raises(OutputError, match=rf"{words}, but an attribution is saved as .json, .npz, .png, .pdf, .html"):
+    with pytest.raises(
+        OutputError, match=rf"{words}, but an attribution is saved as .json, .npz, .png, .pdf, .svg, .html"
+    ):
         save(image(), tmp_path / name)
     with pytest.raises(OutputError, match=rf"{words}, but an attribution is read from .json, .npz"):
         load(tmp_path / name)

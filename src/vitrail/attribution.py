@@ -2,28 +2,31 @@
 
 import operator
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitrail import __version__
-from vitrail.errors import InputError, MethodError, VitrailError, suggest
-from vitrail.targets import Classes, Target, only
+from vitrail.errors import InputError, MethodError, NoSampleError, VitrailError, is_whole, shortened, suggest
+from vitrail.targets import FORMULAS, Classes, Target, only
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from pandas import DataFrame
 
     from vitrail.apps.web.downloads import Page
+    from vitrail.plots.tables import RankedToken
 
 PACKAGES = ("torch", "transformers", "timm")
 
@@ -47,15 +50,29 @@ class SeenPictures:
         borrowed: the user's own tensor, which is drawn over as long as the user keeps it.
         signal: whether it is audio, a spectrum, a table or a video, and no batch of pictures.
         preprocess: what makes of a photograph the inputs of the model and the picture it sees, where that is known.
+        photographs: what the user gave for each sample: a path, a picture or an array.
+        rows: the sample of the call that each sample is, where some were chosen.
     """
 
     pictures: tuple[Any, ...] | None = None
     borrowed: weakref.ref[Tensor] | None = None
     signal: bool = False
     preprocess: Callable[[Any], tuple[Tensor | None, Any]] | None = None
+    photographs: tuple[Any, ...] | None = None
+    rows: tuple[int, ...] | None = None
+
+    def take(self, rows: Sequence[int]) -> "SeenPictures":
+        """Return the pictures of some samples, in the order given."""
+        return replace(self, rows=tuple(rows if self.rows is None else (self.rows[row] for row in rows)))
+
+    def photograph(self, index: int) -> Any:  # noqa: ANN401
+        """Return what the user gave for one sample, or None."""
+        index = index if self.rows is None else self.rows[index]
+        return None if self.photographs is None else self.photographs[index]
 
     def __call__(self, index: int) -> Any:  # noqa: ANN401
         """The picture of one sample; None where it is gone."""
+        index = index if self.rows is None else self.rows[index]
         if self.pictures is not None:
             return self.pictures[index] if index < len(self.pictures) else None
         held = None if self.borrowed is None else self.borrowed()
@@ -69,7 +86,7 @@ class SeenPictures:
 
 
 def class_titles(target: Target, names: Sequence[str] | Mapping[int, str], samples: int) -> list[str] | None:
-    """What is explained of each sample in the names of the classes; None where they are not known.
+    """Return what is explained of each sample in the names of the classes; None where they are not known.
 
     A configuration of transformers calls a class `LABEL_3` that has no name.
     """
@@ -80,7 +97,12 @@ def class_titles(target: Target, names: Sequence[str] | Mapping[int, str], sampl
     used = {index for column in columns for index in column}
     if any(index not in held or names[index] == f"LABEL_{index}" for index in used):
         return None
-    return [" rather than ".join(str(names[i]).split(",")[0] for i in pair) for pair in zip(*columns, strict=True)]
+    return [" rather than ".join(_first_name(str(names[i])) for i in pair) for pair in zip(*columns, strict=True)]
+
+
+def _first_name(name: str) -> str:
+    """Return the first of a class's names, which are separated by commas; a token in quotes may be a comma."""
+    return name if name.startswith(("'", '"')) else name.split(",")[0]
 
 
 def _each(classes: Classes, samples: int) -> list[int]:
@@ -95,6 +117,20 @@ def sample_target(attribution: "Attribution", index: int) -> Target:
 
     target = attribution.target
     return replace(target, first=own(target.first), second=own(target.second))
+
+
+NOUNS = {"next_token": "token", "next_token_probability": "token"}
+"""What the indices of a target count, if not classes."""
+
+
+def target_title(target: Target) -> str:
+    """Return what a target of one sample is called where its class has no name: `class 3 rather than class 5`."""
+    if target.first is None or target.name not in FORMULAS:
+        return str(target)
+    noun = NOUNS.get(target.name, "class")
+    where = "" if target.position is None else f" at token {target.position}"
+    found = (f"{noun} {index}" for index in (target.first, target.second) if index is not None)
+    return f"{' rather than '.join(found)}{where}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +187,28 @@ class Attribution:
         """How many samples the batch has."""
         return self.scores.shape[0]
 
+    def __getitem__(self, key: SupportsIndex | slice) -> "Attribution":
+        """Return one sample or some samples of the batch. The batch axis stays: one sample is a batch of one.
+
+        Raises:
+            NoSampleError: where there is no such sample.
+        """
+        count = len(self)
+        if isinstance(key, slice):
+            rows = range(count)[key]
+        elif is_whole(key) and -count <= key < count:
+            start = int(key) % count
+            rows = range(start, start + 1)
+        else:
+            raise NoSampleError(f"there is no sample {shortened(key)}: {count} samples are numbered from 0.")
+        if not rows:
+            raise NoSampleError(f"{shortened(key)} chooses none of {count} samples.")
+        return _take(self, rows)
+
+    def __iter__(self) -> Iterator["Attribution"]:
+        """Yield the samples one by one, each as a batch of one."""
+        return (self[index] for index in range(len(self)))
+
     @property
     def label(self) -> str:
         """The method with the options that differ from what it usually takes for such inputs, for titles."""
@@ -179,6 +237,66 @@ class Attribution:
             return shown
         columns = torch.arange(self.scores.shape[1], device=self.scores.device)
         return shown.masked_fill(columns == self.readout[:, None], 0.0)
+
+    def numpy(self) -> np.ndarray:
+        """Return the scores as an array of NumPy.
+
+        Returns:
+            An array `[b, n]`, one score per patch or token; padding is zero.
+
+        Example:
+            >>> import vitrail
+            >>> vitrail.explain("sentiment", "a small miracle of a film", "attcat").numpy().shape
+            (1, 8)
+        """
+        return self.scores.detach().cpu().numpy()
+
+    def top(self, k: int = 5, *, index: int = 0) -> "list[RankedToken]":
+        """Return the tokens or patches of one sample that count most, the strongest first.
+
+        Signed scores are ranked by their magnitude and keep their sign. What tokens carry to themselves is left out,
+        as in pictures: `own` and the score of the token that the prediction is read from.
+
+        Args:
+            k: how many, at most.
+            index: the sample of the batch.
+
+        Returns:
+            A list of `(text, score, position)`: the token as text, or the row and column of a patch.
+
+        Raises:
+            OptionError: where `k` is below 1, or there is no such sample.
+
+        Example:
+            >>> import vitrail
+            >>> found = vitrail.explain("sentiment", "a small miracle of a film", "attcat")
+            >>> [token.text for token in found.top(2)]
+            ['miracle', 'small']
+        """
+        from vitrail.plots.tables import rank
+
+        return rank(self, k, index)
+
+    def to_dataframe(self) -> "DataFrame":
+        """Return a table of pandas with a row for each sample and token or patch, without padding.
+
+        Returns:
+            Columns `sample`, `target` (by name where it is known), `position`, `token` (text) or `row` and `column`
+            (patches), `score` as pictures show it, and `own`, what the token carries to itself and pictures leave
+            out. Their sum is the entry of `scores`. A model with several streams has a column `stream` too.
+
+        Raises:
+            MissingExtraError: where pandas is not installed.
+
+        Example:
+            >>> import vitrail
+            >>> table = vitrail.explain("sentiment", "a small miracle of a film", "attcat").to_dataframe()
+            >>> table.nlargest(1, "score")["token"].item()
+            'miracle'
+        """
+        from vitrail.plots.tables import data_frame
+
+        return data_frame([self])
 
     def heatmap(self, size: tuple[int, int] | None = None) -> Float[Tensor, "b h w"]:
         """The map at the image's size: bilinear with half-pixel centres, not normalised."""
@@ -217,11 +335,64 @@ class Attribution:
 
         return explore([self], image, index=index)
 
-    def save(self, path: str | Path) -> Path:
-        """Write the attribution as `.json` or `.npz`, or a picture of its first sample as `.png`, `.pdf` or `.html`."""
+    def show(self, image: Any = None, *, index: int = 0, **style: Any) -> None:  # noqa: ANN401
+        """Show one sample: in a notebook below the cell, a text in a terminal as shaded words, else in a window.
+
+        Args:
+            image: the picture to lay the map over; None takes the one that was explained.
+            index: the sample of the batch.
+            **style: as for `plot`.
+
+        Raises:
+            MissingExtraError: where matplotlib or rich is not installed.
+            OutputError: where there is no screen.
+
+        Example:
+            >>> import vitrail
+            >>> vitrail.explain("sentiment", "a small miracle of a film", "attcat").show()
+            [CLS] a small miracle of a film [SEP]
+        """
+        from vitrail.plots.screen import show
+
+        show(self, image, index=index, **style)
+
+    def save(
+        self,
+        path: str | Path,
+        image: Any = None,  # noqa: ANN401
+        *,
+        index: int = 0,
+        map_only: bool = False,
+        **style: Any,  # noqa: ANN401
+    ) -> Path:
+        """Write the attribution as `.json` or `.npz`, or a picture of one sample as `.png`, `.svg`, `.pdf` or `.html`.
+
+        `.json` and `.npz` hold everything and can be read back with `load`.
+
+        Args:
+            path: the file; its suffix says what is written.
+            image: the picture to lay the map over; None takes the one that was explained.
+            index: the sample that is drawn.
+            map_only: write the map alone, transparent where it is weak, to lay over the picture in another program.
+                Only `.png`.
+            **style: as for `plot`, such as `colorbar=False` or `title=""`.
+
+        Returns:
+            The path.
+
+        Raises:
+            OutputError: where the suffix is not known or the file cannot be written.
+            MissingExtraError: where a picture is asked for and matplotlib is not installed.
+
+        Example:
+            >>> import vitrail
+            >>> found = vitrail.explain("photo", vitrail.zoo.example(), "gae")
+            >>> found.save("map.svg", colorbar=False).name
+            'map.svg'
+        """
         from vitrail.storage import save
 
-        return save(self, path)
+        return save(self, path, image, index=index, map_only=map_only, **style)
 
     @staticmethod
     def load(path: str | Path) -> "Attribution":
@@ -235,21 +406,58 @@ class Attribution:
         mine, theirs = vars(self), vars(other)
         return all(_same(mine[name], theirs[name]) for name in mine if name != "seen")
 
-    def title(self, index: int = 0) -> str:
-        """What is explained of one sample: its class by name and probability where they are known, else the target."""
+    @property
+    def titles(self) -> str:
+        """What is explained of all samples, in a few words: `golf ball`, or `tabby / class 7 / 3 more`."""
+        found = list(dict.fromkeys(self.title(index, probable=False) for index in range(len(self))))
+        rest = [f"{len(found) - TITLES} more"] if len(found) > TITLES + 1 else found[TITLES:]
+        return " / ".join([*found[:TITLES], *rest])
+
+    def title(self, index: int = 0, *, probable: bool = True) -> str:
+        """Return what is explained of one sample: its class by name where that is known, else the target.
+
+        Args:
+            index: the sample of the batch.
+            probable: add the probability of the class, where it is known.
+        """
         names, likely = self.provenance.get("classes"), self.provenance.get("probability")
-        own = f", {likely[index]:.1%}" if likely and index < len(likely) else ""
+        own = f", {likely[index]:.1%}" if probable and likely and index < len(likely) else ""
         if names and index < len(names):
             return f"{names[index]}{own}"
-        return f"{sample_target(self, index)}{own}"
+        return f"{target_title(sample_target(self, index))}{own}"
 
     def __repr__(self) -> str:
         """One line: what it is of, and how it was made."""
         what = f"{self.grid[0]}x{self.grid[1]} patches" if self.grid else f"{self.scores.shape[1]} tokens"
-        return f"Attribution({self.label}, {self.target}, {len(self)} x {what}, preset={self.preset!r})"
+        return f"Attribution({self.label}, {self.titles}, {len(self)} x {what}, preset={self.preset!r})"
 
     def _repr_html_(self) -> str:
         return self.to_html()
+
+
+TITLES = 3
+"""Targets that are named where a result is summed up in a line."""
+PER_SAMPLE = ("residual", "disagreement", "probability", "classes")
+"""Names of the provenance that hold a list with an entry for each sample."""
+
+
+def _take(attribution: Attribution, rows: range) -> Attribution:
+    """Return some samples of an attribution; tensors are views where samples are in a row."""
+    chosen = slice(rows.start, rows.stop, rows.step) if rows.step > 0 else list(rows)
+    provenance, count = dict(attribution.provenance), len(attribution)
+    for name in PER_SAMPLE:
+        if (found := provenance.get(name)) is not None and len(found) == count:
+            provenance[name] = [found[row] for row in rows]
+    tokens, seen = attribution.tokens, attribution.seen
+    return replace(
+        attribution,
+        **{name: x[chosen] for name, x in vars(attribution).items() if isinstance(x, Tensor)},
+        tokens=None if tokens is None else tuple(tokens[row] for row in rows),
+        target=attribution.target.take(torch.tensor(rows)),
+        provenance=provenance,
+        streams={name: _take(one, rows) for name, one in attribution.streams.items()},
+        seen=None if seen is None else seen.take(rows),
+    )
 
 
 MOST_PIXELS = 100_000_000
@@ -322,7 +530,7 @@ class Comparison(Sequence[Attribution]):
     def __repr__(self) -> str:
         """One line: the methods, and what they explain."""
         found = self.attributions
-        what = f"{found[0].target}, {len(found[0])} samples" if found else "nothing"
+        what = f"{found[0].titles}, {len(found[0])} samples" if found else "nothing"
         return f"Comparison({', '.join(self.labels)}; {what})"
 
     def _repr_html_(self) -> str:
@@ -331,13 +539,53 @@ class Comparison(Sequence[Attribution]):
 
         return comparison_html(self.attributions)
 
+    def to_dataframe(self) -> "DataFrame":
+        """Return the tables of all methods in one, see `Attribution.to_dataframe`; a column `method` tells them apart.
+
+        Raises:
+            MissingExtraError: where pandas is not installed.
+
+        Example:
+            >>> import vitrail
+            >>> maps = vitrail.compare("photo", vitrail.zoo.example(), ["gae", "rollout"])
+            >>> maps.to_dataframe().groupby("method")["score"].count().to_dict()
+            {'gae': 256, 'rollout': 256}
+        """
+        from vitrail.plots.tables import data_frame
+
+        return data_frame(self.attributions, methods=self.labels)
+
     def explore(self, image: Any = None, *, index: int = 0) -> "Page":  # noqa: ANN401
         """All methods as a page to point into and recolour, shown by notebooks; it needs no server."""
         from vitrail.apps.web.downloads import explore
 
         return explore(self.attributions, image, index=index)
 
-    def plot(self, image: Any = None, *, index: int = 0) -> Any:  # noqa: ANN401
+    def save(self, path: str | Path, image: Any = None, *, index: int = 0) -> Path:  # noqa: ANN401
+        """Write the picture of all methods side by side as `.png`, `.svg` or `.pdf`.
+
+        Args:
+            path: the file; its suffix says what is written.
+            image: the picture to lay the maps over; None takes the one that was explained.
+            index: the sample that is drawn.
+
+        Returns:
+            The path.
+
+        Raises:
+            OutputError: where the suffix is not known or the file cannot be written.
+            MissingExtraError: where matplotlib is not installed.
+
+        Example:
+            >>> import vitrail
+            >>> vitrail.compare("photo", vitrail.zoo.example(), ["gae", "rollout"]).save("maps.pdf").name
+            'maps.pdf'
+        """
+        from vitrail.storage import save_figure
+
+        return save_figure(self.plot(image, index=index), path)
+
+    def plot(self, image: Any = None, *, index: int = 0) -> "Figure":  # noqa: ANN401
         """All methods side by side for one sample."""
         from vitrail.plots import comparison_sheet
 

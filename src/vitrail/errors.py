@@ -5,6 +5,7 @@ VitrailError
 ├── SeamError (RuntimeError)         no attention call could be intercepted
 ├── RuleError (NotImplementedError)  no rule says how relevance passes through an operation
 ├── InputError (ValueError)          inputs that cannot be explained as they are
+├── NoSampleError (IndexError)       a sample that the batch does not have
 ├── TargetError (ValueError)         a target the model does not have
 ├── MethodError (KeyError)           an unknown method
 ├── OptionError (ValueError)         an unknown option, preset or option value
@@ -67,6 +68,10 @@ class RuleError(VitrailError, NotImplementedError):
 
 class InputError(VitrailError, ValueError):
     """The inputs cannot be explained as they are."""
+
+
+class NoSampleError(VitrailError, IndexError):
+    """The batch has no such sample."""
 
 
 class TargetError(VitrailError, ValueError):

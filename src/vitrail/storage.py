@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from errno import ELOOP
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor
 
 from vitrail.attribution import Attribution
-from vitrail.errors import OutputError, as_path
+from vitrail.errors import OptionError, OutputError, as_path
 from vitrail.targets import SPAN_SCALARS, Target
 
 if TYPE_CHECKING:
@@ -208,25 +207,55 @@ DTYPES: dict[str, torch.dtype] = {
 }
 WORDS = ("method", "kind", "signed", "preset")
 TUPLES = ("grid", "size", "tokens")
-FIGURES = (".png", ".pdf", ".svg")
+FIGURES, PAGE = (".png", ".pdf", ".svg"), ".html"
 DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, BadZipFile, EOFError, zlib.error)
 """What reading may raise where a file is not what its suffix says."""
 Header = dict[str, Any]
 Arrays = dict[str, Tensor]
 
 
-def save(attribution: Attribution, path: str | Path) -> Path:
-    """The path, after the attribution was written in the form its suffix names.
+def save(
+    attribution: Attribution,
+    path: str | Path,
+    image: Any = None,  # noqa: ANN401
+    *,
+    index: int = 0,
+    map_only: bool = False,
+    **style: Any,  # noqa: ANN401
+) -> Path:
+    """Write an attribution in the form that the suffix names, and return the path. See `Attribution.save`."""
+    path, suffix = _path_of(path, "an attribution", "is saved as", (*WRITERS, *FIGURES, PAGE))
+    if suffix in WRITERS:
+        if image is not None or index or map_only or style:
+            raise OptionError(
+                f"a {suffix} file holds all samples and no picture: leave image, index, map_only and styles out, or "
+                f"write a picture, such as {path.with_suffix('.png').name}."
+            )
+        return write_bytes(path, _written(attribution, path, WRITERS[suffix]))
+    if map_only:
+        if suffix != ".png" or style:
+            raise OptionError("map_only writes a .png without title and colour bar: use that suffix, and no style.")
+        from vitrail.plots.pictures import map_picture
 
-    `.json` and `.npz` hold everything; `.png`, `.pdf` and `.html` a picture of the first sample.
-    """
-    path, suffix = _path_of(path, "an attribution", "is saved as", WRITERS)
-    try:  # what `load` would refuse to read is not written
-        for one in (attribution, *attribution.streams.values()) if suffix in READERS else ():
+        return write_bytes(path, map_picture(attribution, image, index=index))
+    if suffix == PAGE:
+        if wrong := set(style) - {"merge"}:
+            raise OptionError(f"a page has no style {min(wrong)!r}: it takes merge, image and index.")
+        from vitrail.plots.page import to_page
+
+        return write_bytes(path, to_page(attribution, image, index=index, **style).encode())
+    figure = attribution.plot(image, index=index, **style)
+    return write_bytes(path, _picture(suffix, attribution, attribution.title(index, probable=False), figure))
+
+
+def _written(attribution: Attribution, path: Path, writer: Callable[[Attribution], bytes]) -> bytes:
+    """Return the bytes of a file, after a check that `load` will take it."""
+    try:
+        for one in (attribution, *attribution.streams.values()):
             check_fields(one)
     except ValueError as error:
         raise OutputError(f"this attribution cannot be saved as {path}, since {error}.") from error
-    return write_bytes(path, WRITERS[suffix](attribution))
+    return writer(attribution)
 
 
 def load(path: str | Path) -> Attribution:
@@ -292,19 +321,17 @@ def _replace(path: Path, data: bytes) -> None:
         raise
 
 
-def _picture(form: str, attribution: Attribution) -> bytes:
-    """A picture of the first sample; the file also holds how it was made."""
+DESCRIPTION = {".png": "Subject", ".pdf": "Subject", ".svg": "Description"}
+"""The name under which a file of each form holds how it was made."""
+
+
+def _picture(suffix: str, attribution: Attribution, title: str, figure: "Figure") -> bytes:
+    """Return a figure as a file that also holds how it was made."""
     from vitrail.plots.canvas import rendered
     from vitrail.plots.page import origin
 
-    about = {"Title": f"{attribution.label}: {attribution.target}", "Subject": origin(attribution)}
-    return rendered(attribution.plot(), form, metadata=about)
-
-
-def _page(attribution: Attribution) -> bytes:
-    from vitrail.plots.page import to_page
-
-    return to_page(attribution, index=0).encode()
+    about = {"Title": f"{attribution.label}: {title}", DESCRIPTION[suffix]: origin(attribution)}
+    return rendered(figure, suffix[1:], metadata=about)
 
 
 def _header(attribution: Attribution) -> Header:
@@ -431,8 +458,5 @@ def _from_npz(data: bytes) -> tuple[Header, Arrays]:
 WRITERS: dict[str, Callable[[Attribution], bytes]] = {
     ".json": lambda attribution: to_json(attribution).encode(),
     ".npz": _to_npz,
-    ".png": partial(_picture, "png"),
-    ".pdf": partial(_picture, "pdf"),
-    ".html": _page,
 }
 READERS: dict[str, Callable[[bytes], tuple[Header, Arrays]]] = {".json": _from_json, ".npz": _from_npz}

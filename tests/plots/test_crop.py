@@ -102,7 +102,7 @@ def test_the_rendered_file_shows_the_photograph_alone_where_the_model_saw_nothin
         assert abs(part[4:-4, columns] - shown[4:-4, columns]).mean() < 6
     assert abs(part[4:-4, part.shape[1] // 2 - 20 : part.shape[1] // 2 + 20] - 0).mean() > 0
     middle = slice(round(0.32 * part.shape[1]), round(0.68 * part.shape[1]))
-    assert abs(part[4:-4, middle] - shown[4:-4, middle]).mean() > 25
+    assert abs(part[4:-4, middle] - shown[4:-4, middle]).max() > 80  # a map is clear where it is weak
 
 
 def test_it_holds_with_the_inputs_of_a_loaded_model_too(loaded):

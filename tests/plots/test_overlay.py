@@ -34,19 +34,36 @@ def words(figure):
     return [text.get_text() for text in figure.texts]
 
 
-def test_a_signed_map_lies_below_the_image_and_an_unsigned_one_above():
-    below, image = shown(image_attribution(signed=True).plot(picture()))
-    assert (below.ndim, image.ndim) == (2, 3)
-    image, above = shown(image_attribution(signed=False).plot(picture()))
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_map_lies_above_the_image(signed):
+    image, above = shown(image_attribution(signed=signed).plot(picture()))
     assert (image.ndim, above.ndim) == (3, 2)
+
+
+def test_below_a_signed_map_the_image_is_grey_and_below_an_unsigned_one_as_it_is():
+    grey, _ = shown(image_attribution(signed=True).plot(picture()))
+    assert_close(grey[..., 0], grey[..., 2])
+    assert grey.min() >= 1 - pictures.GREY_SHARE
+    same, _ = shown(image_attribution(signed=False).plot(picture()))
+    assert_close(same, picture())
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_map_is_clear_where_it_is_weak_and_strong_where_it_is_strong(signed):
+    figure = image_attribution(signed=signed).plot(picture())
+    values, opaque = shown(figure)[1], figure.axes[0].images[1].get_alpha()
+    assert opaque[np.abs(values).argmin() // 15, np.abs(values).argmin() % 15] < 0.1
+    assert opaque.max() == pytest.approx(pictures.STRONGEST)
+    order = np.abs(values).ravel().argsort()
+    assert (np.diff(opaque.ravel()[order]) >= 0).all()
 
 
 def test_a_signed_map_is_divided_by_its_largest_magnitude_on_a_symmetric_range():
     found = image_attribution(signed=True)
     figure = found.plot(picture(), index=1)
     heat = found.heatmap((10, 15))[1]
-    assert_close(torch.from_numpy(shown(figure)[0]), heat / heat.abs().max())
-    assert figure.axes[0].images[0].get_clim() == (-1.0, 1.0)
+    assert_close(torch.from_numpy(shown(figure)[1]), heat / heat.abs().max())
+    assert figure.axes[0].images[1].get_clim() == (-1.0, 1.0)
 
 
 def test_zero_stays_zero():
@@ -89,7 +106,7 @@ def test_the_map_takes_the_size_of_the_image():
 
 
 def test_the_picture_names_the_method_and_the_target_of_its_own_sample():
-    assert words(image_attribution(signed=True).plot(index=1)) == ["gae", "logit of 5"]
+    assert words(image_attribution(signed=True).plot(index=1)) == ["gae", "class 5"]
     assert words(image_attribution(signed=True).plot(title="Boxer")) == ["Boxer"]
 
 

@@ -56,7 +56,7 @@ def test_names_from_outside_are_escaped_too():
 def test_method_target_preset_options_and_model_are_told():
     made = text([["a"]], [[1.0]], preset="official", options={"states": "input"}, provenance={"model": "bert"})
     page = to_html(made)
-    for words in ("attcat", "logit of 1", "preset official", "states=input", "model bert"):
+    for words in ("attcat", "class 1", "preset official", "states=input", "model bert"):
         assert words in page
 
 
@@ -85,7 +85,7 @@ def test_words_are_merged_on_request():
 def test_an_image_is_embedded_with_words_for_those_who_do_not_see_it():
     image = Attribution(torch.rand(2, 6), "gae", targets.logit([3, 4]), "image", grid=(2, 3), size=(10, 15))
     pictures = [attrs for tag, attrs in Reader(image.to_html()).tags if tag == "img"]
-    assert [attrs["alt"] for attrs in pictures] == [f"Map of gae for logit of {c}, sample {c - 3}" for c in (3, 4)]
+    assert [attrs["alt"] for attrs in pictures] == [f"Map of gae for class {c}, sample {c - 3}" for c in (3, 4)]
     for attrs in pictures:
         assert b64decode(attrs["src"].removeprefix("data:image/png;base64,")).startswith(b"\x89PNG")
 

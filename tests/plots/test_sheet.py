@@ -89,7 +89,7 @@ def test_targets_are_rows_and_methods_columns_after_the_input():
     assert len({y for y, _ in places}) == 2
     titles = [text for text, _ in boxes(figure)]
     assert [t for t in titles if t in {"input", *NAMES}] == ["input", *NAMES[:3]]
-    assert {"logit of 7", "logit of 8"} <= set(titles)
+    assert {"class 7", "class 8"} <= set(titles)
 
 
 def test_the_input_is_shown_without_a_map_and_once_per_row():

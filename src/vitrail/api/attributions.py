@@ -248,7 +248,7 @@ def attach_metadata(
     seen = None
     if attribution.kind == "image":
         borrowed = None if given.pictures else weakref.ref(read.shown)
-        seen = SeenPictures(given.pictures, borrowed, preprocess=given.preprocess)
+        seen = SeenPictures(given.pictures, borrowed, preprocess=given.preprocess, photographs=given.photographs)
     elif "signal" in attribution.provenance:
         seen = SeenPictures(borrowed=weakref.ref(read.shown), signal=True)
     known = {**origin, **attribution.provenance, **more, **({"classes": names} if names else {})}

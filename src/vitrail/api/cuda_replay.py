@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vitrail.api import explain
 from vitrail.api.attributions import attach_metadata, attribution_of
 from vitrail.api.requests import Request, read_request
-from vitrail.attribution import Attribution
+from vitrail.attribution import PER_SAMPLE, Attribution
 from vitrail.capture.graphs import GraphError, Replay, cuda_graph
 from vitrail.capture.outputs import Scalar
 from vitrail.capture.provenance import hashed, sampled_weights
@@ -49,8 +49,7 @@ MASK = "attention_mask"
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4}
 HALF_PRECISION_TOLERANCE = 2e-2
 """How far a replay may be from the ordinary explanation, as a share of its largest score."""
-PER_SAMPLE = ("residual", "disagreement", "probability")
-PER_CALL = {"seconds", "shared_seconds", "samples", "parts", "classes", *PER_SAMPLE}
+PER_CALL = {"seconds", "shared_seconds", "samples", "parts", *PER_SAMPLE}
 """Entries of the provenance that belong to one call."""
 Captured = tuple[Request, Scalar, Result, Pass, set[str], tuple[bytes, list[Tensor]]]
 
@@ -172,7 +171,7 @@ class ExplanationGraph:
             "prepared": True,
             "model_hash": self._known[1],
         }
-        return first_samples(replace(made, provenance={**self._origin, **made.provenance, **more}), read.batch)
+        return replace(made, provenance={**self._origin, **made.provenance, **more})[: read.batch]
 
     def _capture(self, example: Batch, reference: Attribution) -> None:
         """Capture the graph, and compare it with the ordinary explanation on the example and on other inputs."""
@@ -339,16 +338,6 @@ def check_tie(replayed: Attribution, ordinary: Attribution, tolerance: float) ->
     pairs = zip(replayed.provenance["probability"], ordinary.provenance["probability"], strict=True)
     if any(abs(one - other) > tolerance * max(one, other) for one, other in pairs):
         raise GraphError("a replay predicts another class than the model")
-
-
-def first_samples(attribution: Attribution, count: int) -> Attribution:
-    """Return the first samples of an attribution."""
-    cut = {name: x[:count] for name, x in vars(attribution).items() if isinstance(x, Tensor)}
-    tokens = None if attribution.tokens is None else attribution.tokens[:count]
-    classes = attribution.target.first
-    target = replace(attribution.target, first=classes[:count] if isinstance(classes, tuple) else classes)
-    lists = {n: x[:count] for n in PER_SAMPLE if (x := attribution.provenance.get(n)) is not None}
-    return replace(attribution, **cut, tokens=tokens, target=target, provenance={**attribution.provenance, **lists})
 
 
 def addresses_of(module: nn.Module) -> list[int]:

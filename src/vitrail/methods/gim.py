@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.capture.recording import widen
+from vitrail.capture.recording.layer import widen
 from vitrail.capture.seams.intercept import on_top_of
 from vitrail.capture.torch_private import without_functions
 from vitrail.errors import OptionError

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitrail.capture.outputs import gradients_at
-from vitrail.capture.recording import widen
+from vitrail.capture.recording.layer import widen
 from vitrail.capture.residuals import incomplete
 from vitrail.capture.shadow import dtypes_of
 from vitrail.errors import MethodError, OptionError

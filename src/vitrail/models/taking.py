@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitrail.errors import InputError, TargetError, as_path
 from vitrail.models import MODELS
-from vitrail.models.texts import check_text
+from vitrail.models.texts import TokenNames, check_text
 from vitrail.targets import Target
 
 
@@ -54,6 +54,7 @@ class Prepared:
 
     Args:
         pictures: what the model saw, one for each sample, where pictures were given that are not tensors.
+        photographs: what they were made of: paths, pictures or arrays.
         class_names: by class index, where the model says them.
         multi_label: whether the classes are independent of one another.
         preprocess: what makes of a photograph the inputs of the module and the picture it sees, where that is known.
@@ -64,6 +65,11 @@ class Prepared:
     class_names: Sequence[str] | Mapping[int, str] | None = None
     multi_label: bool = False
     preprocess: Preprocess | None = None
+    photographs: tuple[Any, ...] | None = None
+
+
+WRITES_TOKENS = ("causal", "text-generation")
+"""Tasks of `Loaded` and of pipelines whose classes are tokens."""
 
 
 def prepared(model: object, inputs: object) -> Prepared:
@@ -74,6 +80,9 @@ def prepared(model: object, inputs: object) -> Prepared:
     config = getattr(holder, "config", None) or getattr(getattr(holder, "model", None), "config", None)
     named = getattr(holder, "class_names", None), getattr(config, "id2label", None)
     names = next((found for found in named if isinstance(found, (tuple, Mapping))), None)
+    tokenizer = getattr(holder, "tokenizer", None)
+    if tokenizer is not None and getattr(holder, "task", "") in WRITES_TOKENS:
+        names = TokenNames(tokenizer)
     multi = getattr(config, "problem_type", "") == "multi_label_classification"
     if isinstance(inputs, (Tensor, Mapping)):
         module = holder if isinstance(holder, nn.Module) else getattr(holder, "model", holder)
@@ -99,7 +108,9 @@ def prepared(model: object, inputs: object) -> Prepared:
         )
     made, pictures = show(holder, several)
     known = _preprocess_of(holder)
-    return Prepared(made, tuple(pictures) if pictures else None, names, multi, known)
+    if not pictures:
+        return Prepared(made, None, names, multi, known)
+    return Prepared(made, tuple(pictures), names, multi, known, tuple(several))
 
 
 def _preprocess_of(holder: object) -> Preprocess | None:

@@ -7,9 +7,10 @@ text that is cut into tokens.
 import re
 import unicodedata
 from codecs import getincrementaldecoder
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from vitrail.errors import InputError, one_line
 
@@ -57,6 +58,23 @@ def decode_text(data: bytes, where: str) -> str:
         raise InputError(
             f"{where} is not text in UTF-8: byte {error.start} cannot be read. Save it as UTF-8."
         ) from error
+
+
+class TokenNames(Mapping[int, str]):
+    """The tokens of a language model by their ids, as text in quotes: `' capital'`."""
+
+    def __init__(self, tokenizer: Any) -> None:  # noqa: ANN401
+        self.tokenizer = tokenizer
+
+    def __getitem__(self, index: int) -> str:
+        return repr(self.tokenizer.decode([index]))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self)))
+
+    def __len__(self) -> int:
+        """How many tokens there are."""
+        return len(self.tokenizer)
 
 
 Span = tuple[int, int]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.attribution import Attribution, sample_target
+from vitrail.attribution import Attribution, sample_target, target_title
 from vitrail.errors import MissingExtraError, OptionError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _figure_class() -> "type[Figure]":
 
     class Drawing(Figure):
         def _repr_png_(self) -> bytes:
-            return rendered(self)
+            return rendered(self, dpi=DPI)
 
     return Drawing
 
@@ -128,15 +128,18 @@ def text_width(text: str, size: float, weight: str = "normal") -> float:
     return float(width) / POINTS
 
 
-def rendered(figure: "Figure", form: str = "png", *, metadata: Mapping[str, str] | None = None) -> bytes:
+def rendered(
+    figure: "Figure", form: str = "png", *, metadata: Mapping[str, str] | None = None, dpi: float | int | None = None
+) -> bytes:
     """The figure as the bytes of a file.
 
     Args:
         form: `png`, `pdf` or `svg`.
         metadata: text kept in the file; a PDF knows Title and Subject.
+        dpi: dots per inch, in place of the figure's own.
     """
     sink = BytesIO()
-    figure.savefig(sink, format=form, metadata=dict(metadata or {}))
+    figure.savefig(sink, format=form, metadata=dict(metadata or {}), dpi=dpi or "figure")
     return sink.getvalue()
 
 
@@ -218,12 +221,8 @@ def check_index(attribution: Attribution, index: int) -> int:
 
 
 def common_target(attributions: Sequence[Attribution], index: int) -> str:
-    """What all attributions of a row explain: the target if it is one, the class if only the scalars differ."""
-    found = {sample_target(attribution, index) for attribution in attributions}
-    classes = {(target.first, target.second) for target in found}
-    if len(found) > 1 and len(classes) == 1 and all(t.second is None and t.first is not None for t in found):
-        return f"class {next(iter(found)).first}"
-    return " / ".join(sorted({str(target) for target in found}))
+    """What all attributions of a row explain, without the names of classes: targets that differ are all named."""
+    return " / ".join(sorted({target_title(sample_target(attribution, index)) for attribution in attributions}))
 
 
 def wrap(text: str, width: int) -> str:

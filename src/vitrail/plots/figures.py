@@ -15,20 +15,18 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.attribution import Attribution, sample_target
+from vitrail.attribution import Attribution
 from vitrail.errors import OptionError, suggest
 from vitrail.plots import canvas
 from vitrail.plots.pictures import (
     Panel,
-    as_picture,
     map_size,
     maps_of,
     overlay,
     panel_figure,
-    picture_of,
     placed,
-    region_of,
     sample_map,
+    view_of,
 )
 from vitrail.plots.signals import draw_wave, is_signal, signal_figure
 from vitrail.plots.tokens import SentenceRow, join_runs, pieces, sentence, sentence_figure, token_heatmap
@@ -56,7 +54,7 @@ def plot_attribution(attribution: Attribution, image: Any = None, *, index: int 
     """
     if attribution.streams and not style:
         index = canvas.check_index(attribution, index)
-        title = f"{stream_label(attribution)} · {sample_target(attribution, index)}"
+        title = f"{stream_label(attribution)} · {attribution.title(index)}"
         return streams_sheet([(title, attribution)], image, index=index)
     kind = "signal" if is_signal(attribution) else attribution.kind
     wrong = sorted(set(style) - STYLES[kind])
@@ -84,7 +82,7 @@ def head_grid(attribution: Attribution, image: Any = None, *, index: int = 0) ->
     """A figure with one signed map per head, all on one scale, and the map they make together.
 
     Args:
-        image: see `as_picture`. A text is drawn as heads x tokens instead.
+        image: see `overlay`. A text is drawn as heads x tokens instead.
     """
     if attribution.heads is None:
         raise OptionError(
@@ -96,7 +94,8 @@ def head_grid(attribution: Attribution, image: Any = None, *, index: int = 0) ->
     heading = f"{attribution.label}\n{attribution.title(index)}"
     if attribution.kind == "text":
         return token_heatmap(attribution, attribution.heads[index], [*names, "together"], index, signed=True)
-    picture, region = None if image is None else as_picture(image, index), region_of(attribution, image, index)
+    view = view_of(attribution, image, index)
+    picture, region = view.picture, view.region
     maps = canvas.symmetric(maps_of(attribution, attribution.heads[index], map_size(attribution, picture, region)))
     maps = placed(maps, picture, region)
     together = Panel("together", sample_map(attribution, index, picture, region), signed=attribution.signed)
@@ -122,11 +121,12 @@ def layer_heatmap(attribution: Attribution, *, index: int = 0) -> "Figure":
 
 
 def layer_maps(attribution: Attribution, image: Any = None, *, index: int = 0) -> "Figure":  # noqa: ANN401
-    """A figure with one small map per layer, each on its own scale, over an image (see `as_picture`)."""
+    """A figure with one small map per layer, each on its own scale, over an image (see `overlay`)."""
     layers, index = _layers(attribution), canvas.check_index(attribution, index)
     if attribution.kind != "image":
         raise OptionError("small maps of layers are for images. For a text, use layer_heatmap(attribution).")
-    picture, region = None if image is None else as_picture(image, index), region_of(attribution, image, index)
+    view = view_of(attribution, image, index)
+    picture, region = view.picture, view.region
     maps = maps_of(attribution, layers[index], map_size(attribution, picture, region))
     panels, signed = [] if picture is None else [Panel("input")], attribution.signed
     for name, values in zip(_names(attribution, layers), maps, strict=True):
@@ -160,7 +160,7 @@ def comparison_sheet(
 
     Args:
         rows: one row per target or per image, one attribution per method.
-        image: see `as_picture`; a list has one image for each row.
+        image: see `overlay`; a list has one image for each row.
         row_titles: in place of the targets.
     """
     kinds = {attribution.kind for row in rows for attribution in row}
@@ -184,18 +184,19 @@ def _image_sheet(rows: Sequence[Sequence[Attribution]], image: Any, index: int, 
     images = image if isinstance(image, list) else [image] * len(rows)
     if len(images) != len(rows):
         raise OptionError(f"{len(images)} images were given for {len(rows)} rows. Give one, or one for each.")
-    pictures = [picture_of(row[0], one, index) for row, one in zip(rows, images, strict=True)]
     grid = []
-    for row, one, picture in zip(rows, images, pictures, strict=True):
-        start = [] if picture is None else [Panel("input", picture=picture)]
-        for attribution in row:
-            values = sample_map(attribution, index, picture, region_of(attribution, one, index))
-            start.append(Panel(attribution.label, values, signed=attribution.signed, picture=picture))
-        grid.append(start)
+    for row, one in zip(rows, images, strict=True):
+        views = [view_of(attribution, one, index) for attribution in row]
+        line = [] if views[0].picture is None else [Panel("input", picture=views[0].picture)]
+        for attribution, view in zip(row, views, strict=True):
+            values = sample_map(attribution, index, view.picture, view.region)
+            line.append(Panel(attribution.label, values, signed=attribution.signed, picture=view.picture))
+        grid.append(line)
+    picture = grid[0][0].picture
     if len(grid) == 1:
         lines = _spread(grid[0], -(-len(grid[0]) // LONGEST))
-        return panel_figure(lines, pictures[0], heading=titles[0])
-    return panel_figure(grid, pictures[0], row_titles=titles)
+        return panel_figure(lines, picture, heading=titles[0])
+    return panel_figure(grid, picture, row_titles=titles)
 
 
 WIDE, TALL = 7.0, 1.6

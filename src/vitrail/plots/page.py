@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from vitrail.attribution import Attribution
 from vitrail.models.texts import is_blank
-from vitrail.plots.canvas import bar_ticks, check_index, ink, new_figure, rendered, shade
+from vitrail.plots.canvas import DPI, bar_ticks, check_index, ink, new_figure, rendered, shade
 from vitrail.plots.figures import comparison_sheet, stream_label
 from vitrail.plots.pictures import overlay
 from vitrail.plots.signals import is_signal, signal_figure
@@ -102,14 +102,20 @@ def comparison_html(attributions: Sequence[Attribution]) -> str:
     if not attributions:
         return "<p>no attribution</p>"
     alt = f"{', '.join(a.label for a in attributions)} for {attributions[0].title()}"
-    picture = data_url(rendered(comparison_sheet([list(attributions)])))
+    picture = data_url(rendered(comparison_sheet([list(attributions)]), dpi=DPI))
     return str(Markup('<img alt="{}" src="{}" style="max-width:100%">').format(alt, picture))
 
 
-def to_page(attribution: Attribution, *, index: int | None = None) -> str:
-    """A whole HTML document of the attribution."""
-    title = f"{attribution.label}: {attribution.target}"
-    return document(title, attribution_block(attribution, index=index))
+def to_page(
+    attribution: Attribution,
+    image: Any = None,  # noqa: ANN401
+    *,
+    index: int | None = None,
+    merge: bool = False,
+) -> str:
+    """A whole HTML document of the attribution, see `to_html`."""
+    title = f"{attribution.label}: {attribution.titles if index is None else attribution.title(index, probable=False)}"
+    return document(title, attribution_block(attribution, image, index=index, merge=merge))
 
 
 def origin(attribution: Attribution) -> str:
@@ -156,7 +162,7 @@ def _sample(attribution: Attribution, image: Any, index: int, *, merge: bool, st
         scale = [(_shaded(end, signed=signed), word) for end, word in ends]
         return ShownSample(target, stream, pieces=found, scale=scale)
     draw, what, width = (signal_figure, "", 44) if is_signal(attribution) else (overlay, "Map of ", 24)
-    data = rendered(draw(attribution, image, index=index, title=""))
+    data = rendered(draw(attribution, image, index=index, title=""), dpi=DPI)
     alt = f"{what}{attribution.label} for {target}, sample {index}"
     return ShownSample(target, stream, data, alt, f"width:{width}em;max-width:100%")
 

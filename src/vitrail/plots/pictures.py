@@ -1,7 +1,7 @@
 """Maps over pictures.
 
-Unsigned maps lie over the image. Signed maps lie below it, as in Cui et al., Sec. 4.2: red for the target, white for
-zero, blue against it, and the image above with transparency.
+A map lies over the picture and is clear where it is weak, so that nothing is drawn where nothing was found. Unsigned
+maps lie over the picture in its colours; signed ones over the picture in grey, red for the target and blue against it.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from vitrail.attribution import Attribution
-from vitrail.errors import InputError, OptionError, suggest
+from vitrail.attribution import Attribution, SeenPictures
+from vitrail.errors import InputError, OptionError, VitrailError, suggest
+from vitrail.models.taking import as_image
 from vitrail.plots import canvas
 
 if TYPE_CHECKING:
@@ -71,9 +72,15 @@ def _last_channels(image: Tensor, index: int) -> np.ndarray:
 
 MARGIN, GAP, BAR = 0.12, 0.08, 0.36
 TITLE, HEADING, LINE = 8.0, 10.0, 1.3
-SIGNED_ALPHA = 0.35
 BOX = "#00e5ff"
-UNSIGNED_ALPHAS = 0.3, 0.65
+STRONGEST = 0.85
+"""How opaque a map is where it is strongest."""
+WEAK = 0.7
+"""The power by which a signed map gets clear: its colours are pale where it is weak already."""
+GREY_SHARE = 0.6
+"""Below a signed map, the share of the grey picture; the rest is white."""
+SHARPEST = 400
+"""The most dots per inch: up to there a figure keeps every pixel of its picture."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +132,13 @@ Rows = Sequence[Sequence[Panel | None]]
 
 
 def panel_figure(
-    rows: Rows, picture: Picture | None = None, *, row_titles: Sequence[str] = (), heading: str = "", side: float = 1.5
+    rows: Rows,
+    picture: Picture | None = None,
+    *,
+    row_titles: Sequence[str] = (),
+    heading: str = "",
+    side: float = 1.5,
+    colorbar: bool = True,
 ) -> "Figure":
     """A figure of panels; the same titles in every row are written once.
 
@@ -133,10 +146,13 @@ def panel_figure(
         picture: drawn with every map.
         row_titles: written upwards at the left.
         side: inches of a square panel; others keep its area.
+        colorbar: whether a bar below says what the colours mean.
     """
     plan = _plan(rows, picture, row_titles, heading, side)
-    maps = [p for row in rows for p in row if p is not None and p.values is not None]
+    maps = [p for row in rows for p in row if p is not None and p.values is not None] if colorbar else []
     figure = canvas.new_figure(plan.width, plan.bottom + (BAR if maps else 0) + MARGIN)
+    if picture is not None:
+        figure.set_dpi(min(max(canvas.DPI, picture.shape[1] / plan.cell[0]), SHARPEST))
     for number, line in enumerate(plan.heading):
         style = {"weight": "bold", "color": canvas.INK} if number < plan.bold else {"color": canvas.GREY}
         top = MARGIN + (number + 0.8) * HEADING * LINE / canvas.POINTS
@@ -167,18 +183,18 @@ def _upright(title: str, cell: tuple[float, float]) -> str:
 
 
 def draw_panel(axes: "Axes", item: Panel, picture: Picture | None) -> None:
-    """Draw the map below the picture where it is signed, above it where it is not."""
+    """Draw the picture, and the map over it."""
     from matplotlib.patches import Rectangle
 
-    layers, upper = [], item.alpha
-    if item.values is not None:
-        values = item.values.numpy()
-        layers.append((values, {"cmap": item.colours, "vmin": -1.0 if item.signed else 0.0, "vmax": 1.0}))
-        upper = opacity(values, signed=item.signed) if upper is None else upper
     if picture is not None:
-        layers.insert(len(layers) if item.signed else 0, (picture, {}))
-    for number, (shown, style) in enumerate(layers):
-        axes.imshow(shown, aspect="auto", alpha=upper if number else 1.0, **style)
+        ground = picture if item.values is None else background(picture, signed=item.signed)
+        axes.imshow(ground, aspect="auto", alpha=1.0)
+    if item.values is not None:
+        values, low = item.values.numpy(), -1.0 if item.signed else 0.0
+        alpha = item.alpha
+        if alpha is None:
+            alpha = 1.0 if picture is None else opacity(values, signed=item.signed)
+        axes.imshow(values, aspect="auto", alpha=alpha, cmap=item.colours, vmin=low, vmax=1.0)
     axes.spines[:].set(visible=True, color=canvas.FAINT, linewidth=0.6)
     if item.box is not None:
         x, y, width, height = item.box
@@ -187,13 +203,18 @@ def draw_panel(axes: "Axes", item: Panel, picture: Picture | None) -> None:
         axes.add_patch(Rectangle(corner, width, height, transform=axes.transAxes, **look))
 
 
-def opacity(values: np.ndarray, *, signed: bool) -> Any:  # noqa: ANN401  (a number, or one for each place)
-    """How opaque the upper layer is: the picture above a signed map, an unsigned map above the picture.
+def opacity(values: np.ndarray, *, signed: bool) -> np.ndarray:
+    """Return how opaque a map is at each place: clear at zero and where the model saw nothing."""
+    strength = np.abs(values).clip(0, 1)
+    return np.nan_to_num(STRONGEST * (strength**WEAK if signed else strength), nan=0.0)
 
-    An unsigned map is less opaque where it is low, so that the picture stays visible below it.
-    """
-    low, high = UNSIGNED_ALPHAS
-    return SIGNED_ALPHA if signed else np.nan_to_num(low + (high - low) * values.clip(0, 1), nan=0.0)
+
+def background(picture: Picture, *, signed: bool) -> Picture:
+    """Return what lies below a map: the picture, in light grey where the colours of the map say for and against."""
+    if not signed:
+        return picture
+    grey = (picture @ np.array([0.299, 0.587, 0.114]))[..., None].repeat(3, axis=2)
+    return GREY_SHARE * grey + 1 - GREY_SHARE
 
 
 def _plan(rows: Rows, picture: Picture | None, row_titles: Sequence[str], heading: str, side: float) -> PanelLayout:
@@ -249,19 +270,21 @@ def overlay(
     alpha: float | None = None,
     cmap: str | None = None,
     title: str | None = None,
+    colorbar: bool = True,
 ) -> "Figure":
     """A figure with the map of one sample over the image, and a colour bar.
 
     Args:
-        image: see `as_picture`; None draws what the model saw, or the map alone where that is gone. Over a photograph
-            of which the model saw a part, the map lies on that part, where the preprocessing is known; a picture of
-            another aspect ratio than the model's is refused where it is not.
-        alpha: how opaque the upper layer is: the map where it is unsigned, the image where the map is signed.
+        image: see `as_picture`; None draws over the photograph that was explained, else over what the model saw, or
+            the map alone where that is gone. Over a photograph of which the model saw a part, the map lies on that
+            part, where the preprocessing is known; a picture of another aspect ratio than the model's is refused
+            where it is not.
+        alpha: how opaque the map is, the same everywhere; None makes it clear where it is weak.
         cmap: one of matplotlib's colour maps.
-        title: in place of the method and its target.
+        title: in place of the method and its target; empty for none.
+        colorbar: whether a bar below says what the colours mean.
     """
     index = canvas.check_index(attribution, index)
-    picture = picture_of(attribution, image, index)
     if alpha is not None and not 0 <= alpha <= 1:
         raise OptionError(f"alpha={alpha}, but it says how opaque a layer is: from 0 to 1.")
     if cmap is not None:
@@ -270,26 +293,70 @@ def overlay(
 
         if cmap not in colormaps:
             raise OptionError(f"matplotlib has no colour map {cmap!r}. {suggest(cmap, colormaps)}")
-    region = region_of(attribution, image, index)
-    values = values_of(attribution, index, picture, region)
+    view = view_of(attribution, image, index)
+    values = values_of(attribution, index, view.picture, view.region)
     largest = float(values.abs().max())
     limits = (-largest, largest) if attribution.signed else (float(values.min()), float(values.max()))
-    scaled = placed(canvas.scaled(values, signed=attribution.signed), picture, region)
+    scaled = placed(canvas.scaled(values, signed=attribution.signed), view.picture, view.region)
     shown = Panel("", scaled, signed=attribution.signed, alpha=alpha, cmap=cmap, limits=limits)
     heading = f"{attribution.label}\n{attribution.title(index)}" if title is None else title
-    return panel_figure([[shown]], picture, heading=heading, side=OVERLAY_SIDE)
-
-
-def picture_of(attribution: Attribution, image: Any, index: int) -> Picture | None:  # noqa: ANN401
-    """The picture to draw on: the one given, else what the model saw where that is still known."""
-    if image is not None:
-        return as_picture(image, index)
-    seen = None if attribution.seen is None else attribution.seen(index)
-    return None if seen is None else as_picture(seen)
+    return panel_figure([[shown]], view.picture, heading=heading, side=OVERLAY_SIDE, colorbar=colorbar)
 
 
 Region = tuple[float, float, float, float]
 """A part of a picture: its left, upper, right and lower edge in pixels of the picture."""
+
+
+@dataclass(frozen=True)
+class PictureView:
+    """What maps of a sample are drawn over.
+
+    Args:
+        picture: None where there is none, and the map is drawn alone.
+        region: the part of the picture that the model saw; None is all of it.
+    """
+
+    picture: Picture | None = None
+    region: Region | None = None
+
+
+LARGEST = 2400
+"""Pixels of the longer side of a photograph that is drawn; larger ones are made smaller."""
+
+
+def view_of(attribution: Attribution, image: Any, index: int) -> PictureView:  # noqa: ANN401
+    """Return the picture given, else the photograph that was explained, else what the model saw where that is known."""
+    if image is not None:
+        return PictureView(as_picture(image, index), region_of(attribution, image, index))
+    seen = attribution.seen
+    saw = None if seen is None else seen(index)
+    if seen is None or saw is None:
+        return PictureView()
+    return _photograph(seen, saw, index) or PictureView(as_picture(saw))
+
+
+def _photograph(seen: SeenPictures, saw: Any, index: int) -> PictureView | None:  # noqa: ANN401
+    """Return the photograph that was explained; None where it is not known or shows something else by now."""
+    given = seen.photograph(index)
+    if given is None or seen.preprocess is None:
+        return None
+    try:
+        photograph = as_image(given)
+    except VitrailError:  # the file is gone
+        return None
+    if max(photograph.size) > LARGEST:
+        photograph = photograph.copy()
+        photograph.thumbnail((LARGEST, LARGEST))
+    picture = as_picture(photograph)
+    region = _seen_part(picture, saw, seen.preprocess)
+    return None if region is None else PictureView(picture, _part(region, picture))
+
+
+def _part(region: Region, picture: Picture) -> Region | None:
+    """Return a region, or None where it is all of the picture."""
+    return None if region == (0.0, 0.0, picture.shape[1], picture.shape[0]) else region
+
+
 NEAR = 3 / 255
 """Pictures of one size show the same if they differ by less than this on average."""
 
@@ -306,7 +373,7 @@ def region_of(attribution: Attribution, image: Any, index: int) -> Region | None
     if seen is not None and seen.preprocess is not None and seen(index) is not None:
         found = _seen_part(picture, seen(index), seen.preprocess)
         if found is not None:
-            return None if found == (0.0, 0.0, picture.shape[1], picture.shape[0]) else found
+            return _part(found, picture)
     (high, wide), (height, width) = picture.shape[:2], attribution.size
     if (picture == picture[0, 0]).all():  # of one colour: no place in it could be a wrong one
         return None
@@ -434,18 +501,43 @@ def thumbnail(picture: Picture, *, side: int = 160, quality: int = 82, form: str
 
 
 def with_map(values: Float[Tensor, "h w"], picture: Picture, *, signed: bool) -> Picture:
-    """The picture with a map of its size as `scaled` gives it: signed ones below it, others above, as in `overlay`."""
+    """The picture with a map of its size, as `scaled` gives it, over it as in `overlay`."""
+    upper = opacity(values.numpy(), signed=signed)[..., None]
+    return upper * _coloured(values, signed=signed) + (1 - upper) * background(picture, signed=signed)
+
+
+def _coloured(values: Float[Tensor, "h w"], *, signed: bool) -> Picture:
+    """Return the colours of a map that `scaled` gives."""
     canvas.require_matplotlib()
     from matplotlib import colormaps
 
     colours = colormaps[canvas.SIGNED_MAP if signed else canvas.UNSIGNED_MAP]
-    shown = colours(values.numpy() / 2 + 0.5 if signed else values.numpy())[..., :3]
-    upper = np.asarray(opacity(values.numpy(), signed=signed))[..., None]
-    return upper * picture + (1 - upper) * shown if signed else upper * shown + (1 - upper) * picture
+    return colours(values.numpy() / 2 + 0.5 if signed else values.numpy())[..., :3]
+
+
+def map_picture(attribution: Attribution, image: Any = None, *, index: int = 0) -> bytes:  # noqa: ANN401
+    """Return a PNG of the map alone, of the picture's size and clear where the map is weak, as it lies over a picture.
+
+    Args:
+        image: the picture that it will lie over, for its size; see `overlay`.
+    """
+    from PIL import Image
+
+    if attribution.kind != "image":
+        raise OptionError("a map alone is drawn of an image; a text is drawn by its words: leave map_only out.")
+    index = canvas.check_index(attribution, index)
+    view = view_of(attribution, image, index)
+    values = sample_map(attribution, index, view.picture, view.region)
+    signed = attribution.signed
+    clear = opacity(values.numpy(), signed=signed)[..., None]
+    layers = np.concatenate([_coloured(values, signed=signed), clear], axis=2)
+    sink = BytesIO()
+    Image.fromarray((layers.clip(0, 1) * 255).round().astype(np.uint8), "RGBA").save(sink, "PNG")
+    return sink.getvalue()
 
 
 def signed_thumbnail(scores: Float[Tensor, "y x"], picture: Picture) -> bytes:
-    """The map below the picture as a JPEG: red above zero, blue below."""
+    """The map over the picture as a JPEG: red above zero, blue below."""
     size = (picture.shape[0], picture.shape[1])
     values = F.interpolate(scores[None, None], size=size, mode="bilinear", align_corners=False)[0, 0]
     return thumbnail(with_map(canvas.symmetric(values), picture, signed=True))

@@ -193,19 +193,28 @@ class SentenceRow:
         return max(len(self.lines) * LINE, len(self.label_lines) * LABEL_LINE) + 0.06
 
 
-def sentence(attribution: Attribution, *, index: int = 0, merge: bool = False, title: str | None = None) -> "Figure":
+def sentence(
+    attribution: Attribution,
+    *,
+    index: int = 0,
+    merge: bool = False,
+    title: str | None = None,
+    colorbar: bool = True,
+) -> "Figure":
     """A figure of one sentence with its tokens shaded, without padding and without the readout's own score.
 
     Args:
         merge: join word pieces into words, see `merge_pieces`.
-        title: in place of the method and its target.
+        title: in place of the method and its target; empty for none.
+        colorbar: whether a bar below says what the colours mean.
     """
     index = canvas.check_index(attribution, index)
     heading = f"{attribution.label} · {attribution.title(index)}" if title is None else title
-    return sentence_figure([(heading, [SentenceRow("", join_runs(pieces(attribution, index, merge=merge)))])])
+    row = SentenceRow("", join_runs(pieces(attribution, index, merge=merge)))
+    return sentence_figure([(heading, [row])], colorbar=colorbar)
 
 
-def sentence_figure(groups: Sequence[tuple[str, Sequence[SentenceRow]]]) -> "Figure":
+def sentence_figure(groups: Sequence[tuple[str, Sequence[SentenceRow]]], *, colorbar: bool = True) -> "Figure":
     """A figure of sentences in groups, every group below its heading, and a colour bar for each scale."""
     every = [row for _, rows in groups for row in rows]
     indent = max((canvas.text_width(line, LABEL) for row in every for line in row.label_lines), default=0.0)
@@ -213,7 +222,7 @@ def sentence_figure(groups: Sequence[tuple[str, Sequence[SentenceRow]]]) -> "Fig
     headings = [canvas.text_width(heading, HEADING, "bold") - left for heading, _ in groups]
     width = max([item.left + item.width for row in every for line in row.lines for item in line] + headings + [3.4])
     heights = [ABOVE * bool(heading) + sum(row.height for row in rows) + BETWEEN for heading, rows in groups]
-    figure = canvas.new_figure(left + width + MARGIN, MARGIN + sum(heights) + BAR)
+    figure = canvas.new_figure(left + width + MARGIN, MARGIN + sum(heights) + (BAR if colorbar else 0.0))
     top = MARGIN
     for (heading, rows), height in zip(groups, heights, strict=True):
         canvas.write(figure, heading, MARGIN, top, fontproperties=canvas.font(HEADING, "bold"))
@@ -222,7 +231,7 @@ def sentence_figure(groups: Sequence[tuple[str, Sequence[SentenceRow]]]) -> "Fig
             _draw_row(figure, row, place, left, width)
             place += row.height
         top += height
-    scales = {piece.signed: piece.ends for row in every for piece in row.pieces}
+    scales = {piece.signed: piece.ends for row in every for piece in row.pieces} if colorbar else {}
     largest = max((abs(piece.value) for row in every for piece in row.pieces if not piece.left_out), default=0.0)
     for number, (signed, ends) in enumerate(sorted(scales.items(), key=lambda pair: pair[0], reverse=True)):
         axes = canvas.panel(figure, left + 1.8 * number, top, 1.5, 0.09)

@@ -36,7 +36,7 @@ from vitrail.methods.options import check_blocks, check_choice, check_count
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.models.taking import prepared
-from vitrail.plots.canvas import check_index, rendered, require_matplotlib, sample_target
+from vitrail.plots.canvas import check_index, rendered, require_matplotlib
 from vitrail.plots.pictures import Panel, as_picture, panel_figure, region_of, sample_map
 from vitrail.plots.tokens import SentenceRow, pieces, sentence_figure
 from vitrail.relevance.runner import RerunMethod
@@ -354,7 +354,7 @@ MILLISECONDS, LAST = 160, 1600
 
 def _figure(film: Transfer, steps: list[int], image: Any, index: int, title: str | None, *, side: float) -> "Figure":  # noqa: ANN401
     require_matplotlib()
-    heading = str(sample_target(film.attributions[0], index)) if title is None else title
+    heading = film.attributions[0].title(index, probable=False) if title is None else title
     if film.attributions[0].kind == "text":
         rows = [SentenceRow(_caption(film, step, index), pieces(film.attributions[step], index)) for step in steps]
         return sentence_figure([(heading, rows)])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.graph_nodes import Node, node_of
-from vitrail.capture.recording import widen
+from vitrail.capture.recording.layer import widen
 from vitrail.relevance.lrp.operation import Operation, arguments
 
 NORMS = frozenset({"layer_norm", "group_norm", "rms_norm", "rms_norm_module"})
