@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from vitrail.errors import VitrailError
     from vitrail.evaluate import bench, data, metrics
     from vitrail.methods import METHODS
+    from vitrail.methods.own import register_method
     from vitrail.models import zoo
     from vitrail.models.anatomy import Anatomy, TextTower
+    from vitrail.models.loading import load
     from vitrail.plots import report
     from vitrail.tools.answers import answer
     from vitrail.tools.audit import audit
@@ -56,8 +58,10 @@ else:
         "explain_many": "vitrail.api.many",
         "generate": "vitrail.tools.generations",
         "guide": "vitrail.tools.guide",
+        "load": "vitrail.models.loading",
         "prepare": "vitrail.api.explainer",
         "record": "vitrail.capture.forward",
+        "register_method": "vitrail.methods.own",
         "rewrite": "vitrail.tools.rewrite",
         "structure": "vitrail.tools.doctor",
         "transfer": "vitrail.tools.transfer",
@@ -102,10 +106,12 @@ __all__ = [
     "explain_many",
     "generate",
     "guide",
+    "load",
     "metrics",
     "plots",
     "prepare",
     "record",
+    "register_method",
     "report",
     "rewrite",
     "structure",

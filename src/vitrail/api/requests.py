@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.capture.pass_options import Wanted
-from vitrail.errors import MethodError, TargetError, VitrailError, suggest
-from vitrail.methods import DEFAULT_METHOD, DEFAULTS, METHODS, Method
+from vitrail.errors import MethodError, OptionError, TargetError, VitrailError, suggest
+from vitrail.methods import DEFAULT_METHOD, DEFAULTS, METHODS, Method, parse_spec
+from vitrail.methods.own import NO_PAPER, check_options, name_of, reads_recording
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import LayerReader, Walk
 from vitrail.relevance.runner import RerunMethod
@@ -18,7 +19,9 @@ from vitrail.targets import AnyTarget, Target, with_scalar
 
 logger = logging.getLogger("vitrail")
 
-MethodSpec = str | tuple[str, Mapping[str, Any]]
+MethodLike = str | Walk | LayerReader | RerunMethod | Callable[..., Any]
+"""A method by its name, also with options, `"gae(start_layer=1)"`; a method; or a function of a recording."""
+MethodSpec = MethodLike | tuple[MethodLike, Mapping[str, Any]]
 AnyScalar = Target | Callable[[Tensor], Tensor]
 
 
@@ -95,21 +98,15 @@ class Request:
 
 def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: AnyScalar) -> Request:
     """A method by name, or by name and options, made ready to run; for the default, the best one that applies."""
-    match spec:
-        case str(name):
-            given = {}
-        case (str(name), Mapping() as options):
-            given = dict(options)
-        case _:
-            raise _unknown(spec)
+    method, given = read_spec(spec)
     preset = given.pop("preset", preset)
-    if name == DEFAULT_METHOD:
+    if method == DEFAULT_METHOD:
         return read_default(given, preset, inputs, target).request()
-    if name not in METHODS:
-        raise _unknown(name)
+    entry = METHODS[method] if isinstance(method, str) else entry_of(method)
     # Others than plain options may be large, or change.
-    known = _resolved if all(type(x) in PLAIN_OPTIONS for x in given.values()) else _resolved.__wrapped__
-    found = known(METHODS[name], preset, inputs.kind, tuple((option, type(x), x) for option, x in given.items()))
+    plain = isinstance(method, str) and all(type(x) in PLAIN_OPTIONS for x in given.values())
+    known = _resolved if plain else _resolved.__wrapped__
+    found = known(entry, preset, inputs.kind, tuple((option, type(x), x) for option, x in given.items()))
     plan = found.entry.build(**found.options) if found.walk is None else found.walk
     return Request(
         entry=found.entry,
@@ -126,6 +123,46 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: AnyScala
     )
 
 
+def read_spec(spec: MethodSpec) -> tuple[MethodLike, dict[str, Any]]:
+    """Return the name of a method, or the method, and the options that were given with it.
+
+    `"gae(start_layer=1)"` is read as the command line reads it.
+    """
+    match spec:
+        case (method, Mapping() as options):
+            given = dict(options)
+        case method:
+            given = {}
+    if isinstance(method, str):
+        if "(" in method:
+            name, written = parse_spec(method, auto=True)
+            if twice := sorted(written.keys() & given.keys()):
+                raise OptionError(f"the option {twice[0]} is given twice: in {method!r}, and beside it.")
+            return name, {**written, **given}
+        if method != DEFAULT_METHOD and method not in METHODS:
+            raise _unknown(method)
+        return method, given
+    if not isinstance(method, PLANS) and (not callable(method) or isinstance(method, type)):
+        raise _unknown(spec)
+    return method, given
+
+
+def entry_of(method: Any) -> Method:  # noqa: ANN401
+    """Return the entry of a method that was given as an object or as a function of a recording."""
+    name = name_of(method, METHODS)
+    if isinstance(method, PLANS):
+        return Method(name, lambda: method, NO_PAPER)
+    check_options(name, method)
+    if not reads_recording(method):
+        raise MethodError(
+            f"{name} takes no recording: a method is a Walk, a LayerReader, a RerunMethod, or a function of a "
+            "recording that returns scores. A function that makes one is registered: "
+            f"vitrail.register_method({name!r}, {name})."
+        )
+    return Method(name, method, NO_PAPER)
+
+
+PLANS = (Walk, LayerReader, RerunMethod)
 PLAIN_OPTIONS = (str, int, float, bool, type(None))
 
 

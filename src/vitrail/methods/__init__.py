@@ -6,14 +6,16 @@ the table can be read without importing torch.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import MethodError, OptionError, shortened, suggest
 from vitrail.methods.option_text import declared, load, module_doc, parse_call, read_options, types_of
+from vitrail.methods.own import MethodTable
 
 if TYPE_CHECKING:  # these import torch, and the table is read without it
     from vitrail.models.inputs import Inputs
-    from vitrail.relevance import Walk
+    from vitrail.relevance import LayerReader, Walk
     from vitrail.relevance.runner import RerunMethod
 
 PACKAGE = "vitrail.methods"
@@ -40,7 +42,7 @@ class Method:
     """One line of the table.
 
     Args:
-        built_by: `module:function` inside `vitrail.methods`; see `build`.
+        built_by: `module:function` inside `vitrail.methods`, or a function; see `build`.
         presets: by name, the options in which a preset differs from the defaults of `build`. `recommended` is
             `paper` unless it says otherwise; `official` is there only where the authors released code. By default
             only `paper`, which differs in nothing.
@@ -55,7 +57,7 @@ class Method:
     """
 
     name: str
-    built_by: str
+    built_by: str | Callable[..., Any]
     paper: str
     presets: Mapping[str, Preset] = field(default_factory=lambda: {"paper": _SAME})
     signed: bool = False
@@ -68,9 +70,16 @@ class Method:
     kind: str = "recording"
 
     @property
-    def build(self) -> "Callable[..., Walk | RerunMethod]":
-        """The function that takes the options as keywords and returns a `Walk` or a `RerunMethod`."""
-        return load(f"{PACKAGE}.{self.built_by}")
+    def build(self) -> "Callable[..., Walk | LayerReader | RerunMethod]":
+        """The function that takes the options as keywords and returns the method."""
+        if isinstance(self.built_by, str):
+            return load(f"{PACKAGE}.{self.built_by}")
+        return partial(load(f"{PACKAGE}.own_plans:build_own"), self.name, self.built_by)
+
+    @property
+    def place(self) -> str | Callable[..., Any]:
+        """Where the function is that declares the options."""
+        return f"{PACKAGE}.{self.built_by}" if isinstance(self.built_by, str) else self.built_by
 
     def prepare(self, inputs: "Inputs", options: Mapping[str, Any]) -> "Inputs":
         """The inputs as the method runs the model on them."""
@@ -79,26 +88,26 @@ class Method:
     @property
     def doc(self) -> str:
         """The docstring of `build`: a summary, and an Args block with a line for each option."""
-        return declared(f"{PACKAGE}.{self.built_by}").doc
+        return declared(self.place).doc
 
     @property
     def about(self) -> str:
         """The docstring of the method's file: the paper, and which names stand for its symbols."""
-        return module_doc(f"{PACKAGE}.{self.built_by}")
+        return module_doc(self.place)
 
     @property
     def summary(self) -> str:
         """What it computes, in one line."""
-        return self.doc.splitlines()[0]
+        return self.doc.splitlines()[0] if self.doc else "A method without a description."
 
     @property
     def options(self) -> dict[str, Any]:
         """Every option with its default."""
-        return dict(declared(f"{PACKAGE}.{self.built_by}").defaults)
+        return dict(declared(self.place).defaults)
 
     def kinds_of(self, option: str) -> tuple[type, ...]:
         """The types an option takes."""
-        return types_of(f"{PACKAGE}.{self.built_by}")[option]
+        return types_of(self.place)[option]
 
     def preset(self, name: str) -> Preset:
         """The options of a preset."""
@@ -178,9 +187,8 @@ _BEST: Preset = {
 _FINE: Preset = {**_BEST, "parts": "lengths+0.5*attn_lrp+le_grad+0.5*att_grads", "detail": "pixels"}
 _SPANS: Preset = {"parts": "attn_lrp+agcam", "power": 1.0, "negative": "keep", "smooth": 1.0}
 
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (
+METHODS = MethodTable(
+    [
         Method(
             "consensus", "consensus:build", "our own: four published methods together, see docs/CONSENSUS.md",
             {"paper": _BEST, "fine": _FINE, "spans": _SPANS}, signed_by={"negative": "keep"},
@@ -327,8 +335,8 @@ METHODS: dict[str, Method] = {
             _RELEASED, inputs=("image",), kind="rerun",
             cost="1 forward, then 1 forward on a part of the tokens for each mask (1024)",
         ),
-    )
-}  # fmt: skip
+    ]
+)  # fmt: skip
 
 Spec = tuple[str, dict[str, Any]]
 """A method as a user writes it, `gradtoken(scheme=none, depth=2)`: its name and its options."""
