@@ -18,7 +18,7 @@ from vitrail.capture import torch_private
 from vitrail.errors import SeamError
 
 SOURCE = str(Path(vitrail.__file__).parent)
-MOST = {"gae": (120, 26), "auto": (274, 43)}
+MOST = {"gae": (124, 26), "auto": (279, 43)}
 """For each method, the functions of the package and the files they are in. Ten of the functions compare what a call
 does to its tokens with what was measured."""
 

@@ -153,6 +153,9 @@ OF_EXTRAS = {
     ("vitrail.models.loading.vision", "vitrail.models.loading.images"),  # Pillow
     ("vitrail.models.loading", "vitrail.models.zoo.photo"),  # transformers
     ("vitrail.models.taking", "vitrail.models.loading.images"),  # Pillow
+    ("vitrail.models.taking", "vitrail.models.loading"),  # Pillow, transformers
+    ("vitrail.models.taking", "vitrail.models.loading.huggingface"),  # transformers
+    ("vitrail.models.taking", "vitrail.models.loading.loaded"),  # Pillow
     ("vitrail.models.taking", "vitrail.models.zoo"),  # transformers
     ("vitrail.models.taking", "vitrail.models.zoo.photo"),  # transformers
     ("vitrail.models.zoo", "vitrail.models.zoo.photo"),  # transformers

@@ -229,7 +229,6 @@ class Holder:
     ("given", "words"),
     [
         (None, "None"),
-        ("bert-base", "the text 'bert-base'"),
         (transformers.BertForSequenceClassification, "the class BertForSequenceClassification"),
         (lambda x: x, "a function"),
         (Holder(), r"a Holder, which holds one: pass its \.model"),

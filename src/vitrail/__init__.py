@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from vitrail.capture.recording.layer import Layer, Recording
     from vitrail.errors import VitrailError
     from vitrail.evaluate import bench, data, metrics
-    from vitrail.methods import METHODS
+    from vitrail.methods import METHODS, register_method
     from vitrail.models import zoo
     from vitrail.models.anatomy import Anatomy, TextTower
+    from vitrail.models.loading import load
     from vitrail.plots import report
     from vitrail.tools.answers import answer
     from vitrail.tools.audit import audit
@@ -52,8 +53,10 @@ else:
         "explain_many": "vitrail.api.many",
         "generate": "vitrail.tools.generations",
         "guide": "vitrail.tools.guide",
+        "load": "vitrail.models.loading",
         "prepare": "vitrail.api.explainer",
         "record": "vitrail.capture.recording.forward",
+        "register_method": "vitrail.methods",
         "rewrite": "vitrail.tools.rewrite",
         "structure": "vitrail.tools.doctor",
         "transfer": "vitrail.tools.transfer",
@@ -98,10 +101,12 @@ __all__ = [
     "explain_many",
     "generate",
     "guide",
+    "load",
     "metrics",
     "plots",
     "prepare",
     "record",
+    "register_method",
     "report",
     "rewrite",
     "structure",

@@ -308,8 +308,8 @@ def _show(classes: Classes, *, before: int = 0) -> str:
     return each[0] if len(set(each)) == 1 else "/".join(each)
 
 
-AnyTarget = Index | Target | Callable[[Tensor], Tensor] | None
-"""Whatever `explain` takes as a target."""
+AnyTarget = Index | str | Sequence[str] | Target | Callable[[Tensor], Tensor] | None
+"""Whatever `explain` takes as a target; a text names a class, a token or a word of an answer."""
 
 
 def as_target(target: object) -> Target | Callable[[Tensor], Tensor]:

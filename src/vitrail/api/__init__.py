@@ -13,6 +13,7 @@ from torch import nn
 
 from vitrail.api.attributions import attach_metadata, attribution_of, timed, walk_requests
 from vitrail.api.requests import (
+    MethodLike,
     MethodSpec,
     Request,
     check_scalar,
@@ -51,7 +52,7 @@ from vitrail.errors import (
 from vitrail.methods import DEFAULT_METHOD, METHODS, READABLE
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, led_by_text, read_inputs
-from vitrail.models.taking import FromFeatures, Prepared, check_target, generates, prepared
+from vitrail.models.taking import FromFeatures, Prepared, check_target, generates, named_target, opened, prepared
 from vitrail.relevance import Result
 from vitrail.relevance.dense import backends_used
 from vitrail.relevance.runner import RerunMethod, Runner
@@ -69,7 +70,7 @@ Explain = Callable[[nn.Module, list[Request], ComputeSettings], Outcomes]
 def explain(  # noqa: PLR0913  (each is a choice of its own)
     model: object,
     inputs: Any,  # noqa: ANN401  (see `vitrail.models.taking`)
-    method: str = DEFAULT_METHOD,
+    method: MethodLike = DEFAULT_METHOD,
     target: AnyTarget = None,
     preset: str = "recommended",
     *,
@@ -77,36 +78,42 @@ def explain(  # noqa: PLR0913  (each is a choice of its own)
     backend: str = "auto",
     chunk_rows: int | None = None,
     memory: str = "auto",
+    device: str | None = None,
     **options: Any,  # noqa: ANN401
 ) -> Attribution:
     """What the model looked at, as one score per patch or token.
 
     Args:
-        model: any `torch.nn.Module` that returns logits, or an object that holds one: a model of `vitrail.zoo` or its
-            name, what `vitrail.models.loading.load` gives, a pipeline, a model of sentence-transformers. It is not
-            changed.
+        model: any `torch.nn.Module` that returns logits, or an object that holds one: what `vitrail.load` gives, or
+            just a name or folder that it takes; a pipeline, a model of sentence-transformers, or a pair of a model of
+            transformers and its tokenizer or processor. It is not changed.
         inputs: a preprocessed image batch `[b, 3, h, w]`, or a mapping passed on as keywords. A model that brings its
-            preprocessing also takes a picture, a path, an array `[h, w, 3]`, a text, or a list of them.
-        method: a name of `vitrail.METHODS`; `auto` is `consensus` where it applies, `attn_lrp` on several streams of
-            tokens, else `gae`.
-        target: None (the predicted class), an int, one int per sample, a `vitrail.targets` object, or a function of
-            the logits that gives one value per sample.
+            preprocessing also takes a picture, a path, an array `[h, w, 3]`, a text, or a list of them; one that
+            answers about a picture takes `(picture, question)`, one that answers about a text `(question, context)`.
+        method: a name of `vitrail.METHODS`, also with options, `"gae(start_layer=1)"`; `auto` is `consensus` where it
+            applies, `attn_lrp` on several streams of tokens, else `gae`. Or a method of your own: a `Walk`, a
+            `RerunMethod`, or a function of a recording that returns one score per token.
+        target: None (the predicted class, or the answer that was written), a class by its index or its name, one of
+            them per sample, a `vitrail.targets` object, or a function of the logits that gives one value per sample.
         preset: `paper`, `official` (the authors' released code) or `recommended`.
         anatomy: where the model's parts are, if it is of no known family.
         backend: `dense`, `chunked`, `fused` (CUDA) or `auto`.
         chunk_rows: rows of attention held at a time by the chunked backend.
         memory: `full` keeps what every block computed for the backward pass, `low` keeps only what entered it and runs
             it again; `auto` keeps what a GPU has room for, and all on a CPU. The results are the same up to rounding.
+        device: where a model that is given by its name runs, such as `cuda`; None is the CPU.
         **options: the method's own options, see `vitrail.METHODS[method].options`.
     """
     settings = ComputeSettings(backend, chunk_rows, memory)
+    if device is not None:
+        model = opened(model, device)
     return _explain_each(model, prepared(model, inputs), [((method, options), target)], preset, settings, anatomy)[0]
 
 
 def compare(  # noqa: PLR0913  (each is a choice of its own)
     model: object,
     inputs: Any,  # noqa: ANN401  (see `vitrail.models.taking`)
-    methods: Sequence[MethodSpec] | str | None = None,
+    methods: Sequence[MethodSpec] | MethodLike | None = None,
     target: AnyTarget = None,
     preset: str = "recommended",
     *,
@@ -116,6 +123,7 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
     memory: str = "auto",
     on_error: str = "raise",
     targets: Sequence[AnyTarget] | None = None,
+    device: str | None = None,
 ) -> Comparison:
     """Several methods on the same inputs, from one forward pass and one backward pass per target scalar.
 
@@ -137,10 +145,12 @@ def compare(  # noqa: PLR0913  (each is a choice of its own)
     """
     if on_error not in ON_ERROR:
         raise OptionError(f"unknown on_error={on_error!r}. {suggest(on_error, ON_ERROR)}")
+    if device is not None:
+        model = opened(model, device)
     given = prepared(model, inputs)
     if methods is None:
         methods = READABLE[read_inputs(given.inputs).kind]
-    methods = [methods] if isinstance(methods, str) else list(methods)
+    methods = list(methods) if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
     if not methods:
         raise MethodError(f"no method was named. {suggest('', METHODS)}")
     if targets is not None and target is not None:
@@ -199,7 +209,7 @@ def _explain_each(
     read = _by_text(model, read) if read.shared else read
     requests, first = list[Request](), dict[int, Request]()
     for spec, target in questions:
-        request = read_request(spec, preset, read, as_target(target))
+        request = read_request(spec, preset, read, as_target(named_target(given, target)))
         same = first.setdefault(id(spec), request)
         if same is not request and same.entry is request.entry:  # its part of a forward pass is done once
             request = replace(request, plan=same.plan, inputs=same.inputs)

@@ -69,11 +69,14 @@ def build_attribution(
         if hasattr(value, "shape"):
             named[name] = ARRAY.format(" x ".join(map(str, value.shape)))
     known = {name: x for name, x in provenance.items() if x is not None and x != []}
+    own = not isinstance(request.entry.built_by, str)
+    if own:
+        known["method"] = request.entry.paper
     return Attribution(
         scores=scores,
         method=request.entry.name,
         target=target,
-        signed=request.signed,
+        signed=request.signed or (own and bool((scores < 0).any())),
         preset=request.preset,
         options=named,
         provenance={**known, "backend": ", ".join(sorted(backends, reverse=True)) or "none"},

@@ -9,8 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.capture.recording.pass_options import Wanted
-from vitrail.errors import MethodError, TargetError, VitrailError, suggest
-from vitrail.methods import DEFAULT_METHOD, DEFAULTS, METHODS, Method, find_method
+from vitrail.errors import MethodError, OptionError, TargetError, VitrailError, suggest
+from vitrail.methods import DEFAULT_METHOD, DEFAULTS, METHODS, Method, check_kind, find_method, parse_spec
+from vitrail.methods.table import NO_PAPER, check_options, name_of, reads_recording
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import LayerReader, Walk
 from vitrail.relevance.runner import RerunMethod
@@ -18,7 +19,9 @@ from vitrail.targets import AnyTarget, Target, with_scalar
 
 logger = logging.getLogger("vitrail")
 
-MethodSpec = str | tuple[str, Mapping[str, Any]]
+MethodLike = str | Walk | LayerReader | RerunMethod | Callable[..., Any]
+"""A method by its name, also with options, `"gae(start_layer=1)"`; a method; or a function of a recording."""
+MethodSpec = MethodLike | tuple[MethodLike, Mapping[str, Any]]
 AnyScalar = Target | Callable[[Tensor], Tensor]
 
 
@@ -97,23 +100,14 @@ class Request:
 
 def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: AnyScalar) -> Request:
     """A method by name, or by name and options, made ready to run; for the default, the best one that applies."""
-    match spec:
-        case str(name):
-            given = {}
-        case (str(name), Mapping() as options):
-            given = dict(options)
-        case _:
-            wrong = spec[0] if isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], Mapping) else spec
-            raise MethodError(
-                f"unknown method {wrong!r}: a method is a name, or a pair of a name and a mapping of options. "
-                f"{suggest('', METHODS)}"
-            )
+    method, given = read_spec(spec)
     preset = given.pop("preset", preset)
-    if name == DEFAULT_METHOD:
+    if method == DEFAULT_METHOD:
         return read_default(given, preset, inputs, target).request()
+    entry = entry_of(method) if not isinstance(method, str) else METHODS.get(method) or find_method(method)
     # Others than plain options may be large, or change.
-    known = _resolved if all(type(x) in PLAIN_OPTIONS for x in given.values()) else _resolved.__wrapped__
-    entry = METHODS.get(name) or find_method(name)
+    plain = isinstance(method, str) and all(type(x) in PLAIN_OPTIONS for x in given.values())
+    known = _resolved if plain else _resolved.__wrapped__
     found = known(entry, preset, inputs.kind, tuple((option, type(x), x) for option, x in given.items()))
     plan = found.entry.build(**found.options) if found.walk is None else found.walk
     return Request(
@@ -132,6 +126,47 @@ def read_request(spec: MethodSpec, preset: str, inputs: Inputs, target: AnyScala
     )
 
 
+def read_spec(spec: MethodSpec) -> tuple[MethodLike, dict[str, Any]]:
+    """Return the name of a method, or the method, and the options that were given with it.
+
+    `"gae(start_layer=1)"` is read as the command line reads it.
+    """
+    match spec:
+        case (method, Mapping() as options):
+            given = dict(options)
+        case method:
+            given = {}
+    if isinstance(method, str):
+        if "(" in method:
+            name, written = parse_spec(method, auto=True)
+            if twice := sorted(written.keys() & given.keys()):
+                raise OptionError(f"the option {twice[0]} is given twice: in {method!r}, and beside it.")
+            return name, {**written, **given}
+        return method, given
+    if not isinstance(method, PLANS) and (not callable(method) or isinstance(method, type)):
+        raise MethodError(
+            f"unknown method {method!r}: a method is a name, a method or a function of a recording, or a pair of one "
+            f"and a mapping of options. {suggest('', METHODS)}"
+        )
+    return method, given
+
+
+def entry_of(method: Any) -> Method:  # noqa: ANN401
+    """Return the entry of a method that was given as an object or as a function of a recording."""
+    name = name_of(method, METHODS)
+    if isinstance(method, PLANS):
+        return Method(name, lambda: method, NO_PAPER)
+    check_options(name, method)
+    if not reads_recording(method):
+        raise MethodError(
+            f"{name} takes no recording: a method is a Walk, a LayerReader, a RerunMethod, or a function of a "
+            "recording that returns scores. A function that makes one is registered: "
+            f"vitrail.register_method({name!r}, {name})."
+        )
+    return Method(name, method, NO_PAPER)
+
+
+PLANS = (Walk, LayerReader, RerunMethod)
 PLAIN_OPTIONS = (str, int, float, bool, type(None))
 
 
@@ -154,7 +189,7 @@ class Resolved:
 def _resolved(entry: Method, preset: str, kind: str, given: tuple[tuple[str, type, Any], ...]) -> Resolved:
     """A method with all its options, checked, for one kind of input."""
     options = entry.resolve(preset, {option: value for option, _, value in given}, kind)
-    find_method(entry.name, kind)
+    check_kind(entry, kind)
     plan = entry.build(**options)
     walk = None if isinstance(plan, RerunMethod) else plan
     return Resolved(entry, options, entry.is_signed(options), walk, None if walk is None else wanted_by([walk]))

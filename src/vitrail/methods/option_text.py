@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from inspect import Parameter, signature
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from vitrail.errors import OptionError, suggest
 
@@ -88,6 +88,8 @@ def plain_types(annotation: Any) -> tuple[type, ...]:  # noqa: ANN401
     if annotation is Parameter.empty:
         return (str,)
     origin = get_origin(annotation)
+    if origin is Literal:
+        return tuple(dict.fromkeys(type(value) for value in get_args(annotation)))
     if isinstance(origin, type) and origin.__module__ != "types":
         return (origin,)
     return tuple(kind for part in get_args(annotation) for kind in plain_types(part)) or (annotation or NoneType,)
@@ -194,8 +196,10 @@ def load(place: str) -> Any:  # noqa: ANN401
 
 
 @cache
-def declared(place: str) -> Declared:
-    """What the function `module:name` declares."""
+def declared(place: str | Callable[..., Any]) -> Declared:
+    """What a function declares, or the one that is named by `module:name`."""
+    if not isinstance(place, str):
+        return Declared(inspect.getdoc(place) or "", {one.name: one.default for one in _options_of(place)})
     try:
         doc, options = _source(place)
         return Declared(doc, {option.arg: ast.literal_eval(value) for option, value in options})
@@ -205,15 +209,30 @@ def declared(place: str) -> Declared:
         return Declared(inspect.getdoc(found) or "", {name: option.default for name, option in given.items()})
 
 
+def _options_of(function: Callable[..., Any]) -> list[Parameter]:
+    """The options of a function, which are given by keyword alone; annotations that are texts are read."""
+    given = signature(function, eval_str=True).parameters.values()
+    return [one for one in given if one.kind is Parameter.KEYWORD_ONLY]
+
+
 @cache
-def types_of(place: str) -> Mapping[str, tuple[type, ...]]:
-    """The types of each option of the function `module:name`."""
+def types_of(place: str | Callable[..., Any]) -> Mapping[str, tuple[type, ...]]:
+    """The types of each option of a function, or of the one that is named by `module:name`."""
+    if not isinstance(place, str):
+        return {one.name: _own_types(one) for one in _options_of(place)}
     try:
         options = _source(place)[1]
         return {option.arg: _types(option.annotation) for option, _ in options if option.annotation}
     except (LookupError, ValueError):
         given = inspect.signature(load(place)).parameters
         return {name: plain_types(option.annotation) for name, option in given.items()}
+
+
+def _own_types(option: Parameter) -> tuple[type, ...]:
+    """The types of an option of a user's function; without an annotation, that of its default."""
+    if option.annotation is not Parameter.empty:
+        return plain_types(option.annotation)
+    return (str, int, float) if option.default is None else (type(option.default),)
 
 
 def _types(annotation: ast.expr) -> tuple[type, ...]:
@@ -244,8 +263,10 @@ def _source(place: str) -> tuple[str, list[tuple[ast.arg, ast.expr]]]:
     return inspect.cleandoc(ast.get_docstring(function) or ""), pairs
 
 
-def module_doc(place: str) -> str:
-    """The docstring of the module of `module:name`."""
+def module_doc(place: str | Callable[..., Any]) -> str:
+    """The docstring of the module of a function, or of the one that is named by `module:name`."""
+    if not isinstance(place, str):
+        return inspect.getdoc(inspect.getmodule(place)) or "" if inspect.getmodule(place) else ""
     return ast.get_docstring(_parsed(place.partition(":")[0])) or ""
 
 

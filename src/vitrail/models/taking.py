@@ -5,9 +5,9 @@ pipeline of transformers, a model of sentence-transformers. Objects that bring t
 the name of its file, an array, a text, or a list of them. Everything else is refused with what to give instead.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrail.errors import InputError, TargetError, as_path
 from vitrail.models import MODELS
 from vitrail.models.texts import TokenNames, check_text
-from vitrail.targets import Target
+from vitrail.targets import Target, answer_span, continuation
 
 
 class FromFeatures(nn.Module):
@@ -58,6 +58,8 @@ class Prepared:
         class_names: by class index, where the model says them.
         multi_label: whether the classes are independent of one another.
         preprocess: what makes of a photograph the inputs of the module and the picture it sees, where that is known.
+        target: what is explained where no target is named, such as the answer that the model wrote.
+        find_class: gives the class, the token or the word of an answer that a text names.
     """
 
     inputs: Any
@@ -66,6 +68,8 @@ class Prepared:
     multi_label: bool = False
     preprocess: Preprocess | None = None
     photographs: tuple[Any, ...] | None = None
+    target: Target | None = None
+    find_class: Callable[[str], int | Target] | None = None
 
 
 WRITES_TOKENS = ("causal", "text-generation")
@@ -76,13 +80,9 @@ def prepared(model: object, inputs: object) -> Prepared:
     """The inputs, preprocessed where the model brings its preprocessing and they are not tensors already."""
     if isinstance(inputs, Prepared):
         return inputs
-    holder = _embedded(model) if isinstance(model, str) and model in MODELS else model
+    holder = _holder_of(model)
     config = getattr(holder, "config", None) or getattr(getattr(holder, "model", None), "config", None)
-    named = getattr(holder, "class_names", None), getattr(config, "id2label", None)
-    names = next((found for found in named if isinstance(found, (tuple, Mapping))), None)
-    tokenizer = getattr(holder, "tokenizer", None)
-    if tokenizer is not None and getattr(holder, "task", "") in WRITES_TOKENS:
-        names = TokenNames(tokenizer)
+    names = _class_names(holder, config)
     multi = getattr(config, "problem_type", "") == "multi_label_classification"
     if isinstance(inputs, (Tensor, Mapping)):
         module = holder if isinstance(holder, nn.Module) else getattr(holder, "model", holder)
@@ -93,7 +93,10 @@ def prepared(model: object, inputs: object) -> Prepared:
                 "axis missing? Add it with x[None]."
             )
         known = None if isinstance(holder, nn.Module) else _preprocess_of(holder)
-        return Prepared(inputs, class_names=names, multi_label=multi, preprocess=known)
+        find = partial(_class_of, holder, names)
+        return Prepared(inputs, class_names=names, multi_label=multi, preprocess=known, find_class=find)
+    if _is_own(holder, "Loaded") and getattr(holder, "task", "") in ("writing", "question"):
+        return _written(holder, inputs)
     several = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     if not several:
         raise InputError("the list of inputs is empty: there is nothing to explain.")
@@ -103,14 +106,139 @@ def prepared(model: object, inputs: object) -> Prepared:
         raise InputError(
             f"inputs must be a tensor or a mapping of tensors, not {kind} ({repr(inputs) if short else f'a {kind}'}). "
             "Images: a preprocessed tensor [b, 3, h, w]. Text: what the tokenizer returns with return_tensors='pt'. Or "
-            "load the model with its preprocessing, vitrail.models.loading.load(name), and pass the path, picture or "
+            "load the model with its preprocessing, vitrail.load(name), and pass the path, picture or "
             "text itself."
         )
     made, pictures = show(holder, several)
     known = _preprocess_of(holder)
+    find = partial(_class_of, holder, names)
     if not pictures:
-        return Prepared(made, None, names, multi, known)
-    return Prepared(made, tuple(pictures), names, multi, known, tuple(several))
+        return Prepared(made, None, names, multi, known, find_class=find)
+    return Prepared(made, tuple(pictures), names, multi, known, tuple(several), find_class=find)
+
+
+def _class_names(holder: Any, config: Any) -> Sequence[str] | Mapping[int, str] | None:  # noqa: ANN401
+    """The names of the classes where the model says them; of a language model whose tokenizer is known, its tokens."""
+    tokenizer = getattr(holder, "tokenizer", None)
+    if tokenizer is not None and getattr(holder, "task", "") in WRITES_TOKENS:
+        return TokenNames(tokenizer)
+    named = getattr(holder, "class_names", None), getattr(config, "id2label", None)
+    return next((found for found in named if isinstance(found, (tuple, Mapping))), None)
+
+
+def named_target(given: Prepared, target: Any) -> Any:  # noqa: ANN401
+    """The target that is named: classes by their names, and what is explained of such inputs where there is none."""
+    if target is None:
+        return given.target
+    if isinstance(target, str):
+        return _named(given, target)
+    if isinstance(target, (list, tuple)) and any(isinstance(one, str) for one in target):
+        return [_named(given, one) if isinstance(one, str) else one for one in target]
+    return target
+
+
+def _named(given: Prepared, name: str) -> int | Target:
+    if given.find_class is None:
+        raise TargetError(f"the target {name!r} is a text, but the names of the classes are not known: give an index.")
+    return given.find_class(name)
+
+
+def _class_of(holder: Any, names: Sequence[str] | Mapping[int, str] | None, wanted: str) -> int:  # noqa: ANN401
+    """The class of a name, or the token of a language model whose tokenizer is known."""
+    from vitrail.models.loading.loaded import find_class, find_token
+
+    if _is_own(holder, "Loaded"):
+        return holder.find_class(wanted)
+    inner = getattr(holder, "model", holder)
+    if generates(inner) or getattr(holder, "name", "") == "lookup":
+        tokenizer = getattr(holder, "tokenizer", None) or getattr(
+            getattr(holder, "preprocess", None), "tokenizer", None
+        )
+        if tokenizer is None:
+            raise TargetError(
+                f"the target {wanted!r} is a text, but the tokenizer of this language model is not known: give the "
+                "token's id, or the pair (model, tokenizer) as the model."
+            )
+        return find_token(wanted, tokenizer, len(tokenizer))
+    known = None if names is None else [names[i] for i in range(len(names))]
+    count = len(known or ()) or int(getattr(getattr(inner, "config", None), "num_labels", 0) or 0)
+    return find_class(wanted, known, count)
+
+
+def _written(loaded: Any, inputs: object) -> Prepared:  # noqa: ANN401
+    """The inputs of a model that writes a text about its source, with its answer; or of a question about a text."""
+    from vitrail.models.loading.huggingface import answer_words
+
+    both = tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
+    wants = {"text": "a text", "sound": "the path of a .wav file", "picture": "a picture"}.get(loaded.source)
+    wants = wants or ("(picture, question)" if loaded.write is not None else "(question, context)")
+    if len(both) != (2 if wants.startswith("(") else 1):
+        raise InputError(f"{loaded.name} is given {wants}, one at a time, and not {len(both)} inputs.")
+    if loaded.write is None:
+        question, context = both
+        made = loaded.text(check_text(question), check_text(context)).inputs
+        return Prepared(made, target=answer_span(), find_class=loaded.find_class)
+    first: Any = both[0]
+    if loaded.source in ("picture", "question"):
+        first = as_image(first)
+    elif loaded.source == "sound":
+        first = as_path(first, "a sound")
+    sample = loaded.write(first, *(check_text(one) for one in both[1:]))
+    words = answer_words(loaded, sample)
+    if not words:
+        raise InputError(f"{loaded.name} wrote no word for this input, so there is nothing to explain.")
+    whole = continuation(words[0][1][0], words[-1][1][1])
+
+    def find(wanted: str) -> Target:
+        places = [place for word, place in words if word.casefold() == wanted.strip().casefold()]
+        if not places:
+            raise TargetError(f"{wanted!r} is no word of the answer, which is: {' '.join(word for word, _ in words)}.")
+        return continuation(*places[0])
+
+    picture = None if sample.picture is None else (sample.picture,)
+    return Prepared(sample.inputs, picture, target=whole, find_class=find)
+
+
+def opened(model: object, device: str) -> object:
+    """The model of a name, ready on the device."""
+    if not isinstance(model, (str, Path)):
+        raise InputError(
+            f"device={device!r} is for a model that is given by its name. Move your own: model.to({device!r})."
+        )
+    from vitrail.models.loading import load
+
+    return load(model, device=device)
+
+
+def _holder_of(model: Any) -> Any:  # noqa: ANN401
+    """The model as an object: the one of a name, or a pair of a model and its processor as one."""
+    if isinstance(model, str) and model in MODELS:
+        return _embedded(model)
+    if isinstance(model, (str, Path)):
+        return _loaded(str(model), _files_of(model))
+    if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], nn.Module):
+        from vitrail.models.loading.huggingface import loaded_of
+
+        return loaded_of(*model)
+    return model
+
+
+@lru_cache(maxsize=1)
+def _loaded(name: str, files: Hashable) -> Any:  # noqa: ANN401
+    """The model of a name, which is kept until another one is named or its files have changed."""
+    from vitrail.models.loading import load
+
+    return load(name)
+
+
+def _files_of(name: str | Path) -> Hashable:
+    """What tells whether the files of a model have changed; None for one that is no file or folder."""
+    place = Path(name)
+    try:
+        files = sorted(place.iterdir()) if place.is_dir() else [place] if place.is_file() else []
+        return tuple((str(one), one.stat().st_mtime_ns, one.stat().st_size) for one in files)
+    except (OSError, ValueError):  # a name that no file can have
+        return None
 
 
 def _preprocess_of(holder: object) -> Preprocess | None:
@@ -149,8 +277,8 @@ def _show_loaded(loaded: Any, several: Sequence[object]) -> tuple[Any, list[Any]
 
 def _show_embedded(found: Any, several: Sequence[object]) -> tuple[Any, list[Any]]:  # noqa: ANN401
     """A batch as a model of `vitrail.zoo` takes it."""
-    if found.name == "sentiment":
-        return found.preprocess(several), []
+    if found.name != "photo":
+        return found.preprocess([check_text(text) for text in several]), []
     from vitrail.models.zoo.photo import crop, to_input
 
     pictures = [crop(as_image(one)) for one in several]
@@ -220,6 +348,10 @@ def taken(model: object) -> nn.Module:
     """The module to explain, or an error that says what was given and what to give instead."""
     if isinstance(model, str) and model in MODELS:
         return _embedded(model).model
+    if isinstance(model, (str, Path)):
+        return _loaded(str(model), _files_of(model)).model
+    if isinstance(model, tuple) and len(model) == 2 and isinstance(model[0], nn.Module):
+        return model[0]
     if isinstance(model, nn.Module):
         sentences = any(base.__module__.startswith("sentence_transformers") for base in type(model).__mro__)
         return FromFeatures(model) if sentences and "BaseModel" in _bases(model) else model
@@ -253,11 +385,6 @@ def _what(model: object) -> str:
     """What was given instead of a model, and what to do."""
     if model is None:
         return "None. Did the function that builds the model return it?"
-    if isinstance(model, str):
-        return (
-            f"the text {model!r}. Names that work here are {', '.join(MODELS)}. Load another model first, for "
-            "example with vitrail.models.loading.load, transformers or timm, and pass it."
-        )
     if isinstance(model, type):
         return f"the class {model.__name__}. Make a model of it, and pass that."
     if isinstance(getattr(model, "model", None), nn.Module):

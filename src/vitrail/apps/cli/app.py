@@ -1,8 +1,11 @@
 """The table of commands, and how usage errors are reported."""
 
 import errno
+import functools
+import inspect
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -38,6 +41,7 @@ MANUAL = """See what a Transformer looked at, in an image or a text.
   vitrail methods                       every method, with its paper
   vitrail methods gradtoken             its options and presets
   --method gae --method "gradtoken(scheme=none, depth=2)" --preset paper
+  --plugin my_methods.py --method mine  a method of your own
 
 [bold]Models[/]
 
@@ -143,12 +147,27 @@ BENCH = {
 }
 """The commands below `vitrail bench`."""
 
+
+def _with_plugins(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that also takes `--plugin`, whose modules are imported before anything else is read."""
+
+    @functools.wraps(command)
+    def run(plugin: options.Plugin = None, **given: Any) -> None:  # noqa: ANN401
+        command(**given)
+
+    own = inspect.signature(command)
+    option = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=options.Plugin)
+    run.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # pyright: ignore
+    run.__annotations__ = {**command.__annotations__, "plugin": options.Plugin}
+    return run
+
+
 app = typer.Typer(name="vitrail", **SETTINGS)
 _bench = typer.Typer(help=bench.MANUAL, **SETTINGS)
 for _name, (_help, _function) in COMMANDS.items():
-    app.command(_name, help=_help, cls=Command)(_function)
+    app.command(_name, help=_help, cls=Command)(_with_plugins(_function))
 for _name, (_help, _function) in BENCH.items():
-    _bench.command(_name, help=_help, cls=Command)(_function)
+    _bench.command(_name, help=_help, cls=Command)(_with_plugins(_function))
 app.add_typer(_bench, name="bench")
 
 

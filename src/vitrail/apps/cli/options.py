@@ -16,8 +16,9 @@ from typing import Annotated
 import typer
 
 import vitrail
-from vitrail.errors import InputError, ModelError, OptionError, OutputError, suggest
+from vitrail.errors import InputError, ModelError, OptionError, OutputError, VitrailError, suggest
 from vitrail.methods import DEFAULT_METHOD, METHODS, PREFERRED, Spec
+from vitrail.methods.table import import_plugins
 from vitrail.models import CLASSES, MODELS
 from vitrail.models.folders import PICTURES, TEXTS
 from vitrail.models.texts import check_text, decode_text, is_blank
@@ -27,7 +28,9 @@ ENDINGS = (".png", ".pdf", ".html", ".json", ".npz")
 """What one explanation can be written as."""
 STDOUT = Path("-")
 """Stands for stdout, which takes JSON."""
-PRESETS = tuple(dict.fromkeys(["recommended", *(preset for entry in METHODS.values() for preset in entry.presets)]))
+PRESETS = tuple(
+    dict.fromkeys(["recommended", *(preset for name in METHODS.built_in for preset in METHODS[name].presets)])
+)
 FILES = {".wav", *TEXTS, *PICTURES}
 LONGEST_NAME = 255
 
@@ -50,6 +53,22 @@ class Source:
 
 PICTURES_ONLY = "photo"
 """The embedded model that reads pictures: what is no file is refused before the model is loaded."""
+
+
+def _import_plugins(names: list[str] | None) -> None:
+    try:
+        import_plugins(names or [])
+    except VitrailError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+Plugin = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin", metavar="MODULE", callback=_import_plugins, is_eager=True, expose_value=False,
+        help="A module that registers methods of yours, or its file.",
+    ),
+]  # fmt: skip
 
 
 def check_source(source: Source, model: str = "") -> None:

@@ -4,12 +4,21 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitrail.errors import InputError, ModelError, as_path, suggest
+import torch
+
+from vitrail.errors import InputError, ModelError, OptionError, as_path, suggest
 from vitrail.models import MODELS as EMBEDDED
 from vitrail.models import silent, zoo
 from vitrail.models.loading.huggingface import PICKLES, is_cached, load_huggingface, wrong_task
-from vitrail.models.loading.loaded import Loaded, Sample, find_class, find_device, find_token
-from vitrail.models.loading.vision import is_timm_name, load_timm, load_weights, timm_names
+from vitrail.models.loading.loaded import Loaded, Sample, find_class, find_device, find_dtype, find_token
+from vitrail.models.loading.vision import (
+    is_timm_name,
+    is_torchvision_name,
+    load_timm,
+    load_torchvision,
+    load_weights,
+    timm_names,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -23,44 +32,73 @@ def load(
     arch: str | None = None,
     pickles: bool = False,
     task: str | None = None,
-    device: str = "cpu",
+    device: str | None = None,
+    dtype: torch.dtype | str | None = None,
+    pretrained: bool = True,
 ) -> Loaded:
-    """A model that is ready to be explained, in evaluation mode.
+    """Open a model by its name, with its preprocessing and the names of its classes, in evaluation mode.
 
     Args:
-        name: `photo`, `sentiment` or `lookup` (the models inside the package), a timm name, a Hugging Face id or
-            folder, or a `.safetensors` file.
+        name: `photo`, `sentiment` or `lookup` (the models inside the package), a timm name, a torchvision name such as
+            `torchvision/vit_b_16`, a Hugging Face id or folder, or a `.safetensors` file.
         arch: the timm architecture that a `.safetensors` file belongs to; nothing else takes one.
         pickles: also read a Hugging Face model whose weights are pickled, by torch's reader of weights alone.
         task: `causal` refuses all but causal language models; None takes every model.
-        device: where its weights are kept, such as `cuda`.
+        device: where its weights are kept, such as `cuda`; None is the CPU.
+        dtype: the precision of its weights, such as `torch.bfloat16`; None keeps that of its files.
+        pretrained: False gives random weights, to try things without a download.
+
+    Returns:
+        The model (`.model`) with its preprocessing. `explain` and all other functions take it as it is.
+
+    Raises:
+        ModelError: if there is no model of this name, or it cannot be opened safely.
+        OptionError: if the device or the precision cannot be used.
+
+    Example:
+        >>> loaded = vitrail.load("sentiment")
+        >>> loaded.class_names
+        ('negative', 'positive')
+        >>> vitrail.explain(loaded, "It never comes to life.", target="negative").target
+        logit of 0
     """
-    place = find_device(device)
-    loaded = _load(name, arch, task, pickles=pickles)
+    place, precision = find_device("cpu" if device is None else device), find_dtype(dtype)
+    loaded = _load(name, arch, task, pickles=pickles, pretrained=pretrained)
     if task not in (None, loaded.task):
         raise wrong_task(str(name), loaded.task)
-    loaded.model.to(place)
+    loaded.model.to(place, precision)
     return loaded
 
 
-def _load(name: str | Path, arch: str | None, task: str | None, *, pickles: bool) -> Loaded:
+def _load(name: str | Path, arch: str | None, task: str | None, *, pickles: bool, pretrained: bool) -> Loaded:
     """The model of this name, by the loader of its kind."""
     if not isinstance(name, (str, Path)):
         raise ModelError(f"a model must be given by its name or path, not by {type(name).__name__}.")
     name = str(name)
     path = _check_name(name)
+    if not pretrained and (path.suffix == ".safetensors" or (name in EMBEDDED and not path.exists())):
+        raise OptionError(f"pretrained=False gives random weights, but {name} comes with its weights: leave it out.")
     if path.suffix == ".safetensors":
         return load_weights(path, arch)
     if arch is not None:
         raise ModelError(f"an architecture ({arch}) belongs to a .safetensors file, but {name!r} is not one.")
-    if name in EMBEDDED and not path.exists():
+    if path.exists():
+        return load_huggingface(name, pickles=pickles, task=task, pretrained=pretrained)
+    return _load_named(name, task, pickles=pickles, pretrained=pretrained)
+
+
+def _load_named(name: str, task: str | None, *, pickles: bool, pretrained: bool) -> Loaded:
+    """The model of a name that is no file and no folder here."""
+    if name in EMBEDDED:
         return load_embedded(name)
-    if not path.exists() and is_timm_name(name):
-        return load_timm(name)
-    known = [] if path.exists() or is_cached(name) else [*EMBEDDED, *timm_names(name)]
+    if is_timm_name(name):
+        return load_timm(name, pretrained=pretrained)
+    if is_torchvision_name(name):
+        return load_torchvision(name, pretrained=pretrained)
+    known = [] if is_cached(name) else [*EMBEDDED, *timm_names(name)]
     for near in get_close_matches(name.lower(), known, n=1, cutoff=0.75):
         raise ModelError(f"there is no model {name!r}. Did you mean {near}? A Hugging Face id is owner/name.")
-    return load_huggingface(name, pickles=pickles, task=task)
+    return load_huggingface(name, pickles=pickles, task=task, pretrained=pretrained)
 
 
 def _check_name(name: str) -> Path:

@@ -52,7 +52,7 @@ def wrong_task(name: str, task: str) -> ModelError:
     return ModelError(f"{name!r} is a model for the task {task!r}, but a causal language model is needed here.")
 
 
-def load_huggingface(name: str, *, pickles: bool = False, task: str | None = None) -> Loaded:
+def load_huggingface(name: str, *, pickles: bool = False, task: str | None = None, pretrained: bool = True) -> Loaded:
     """A model for images, sequences, questions, next tokens or whole texts, with its processor or tokenizer."""
     if (name.startswith((".", os.sep)) or name.endswith(os.sep)) and not Path(name).is_dir():
         raise ModelError(f"there is no model at {name}.")
@@ -72,7 +72,7 @@ def load_huggingface(name: str, *, pickles: bool = False, task: str | None = Non
             raise ModelError(f"{name!r} could not be loaded from {_where(name)}: {one_line(error)}") from error
 
     with silent():
-        return _load(name, part, task, pickles=pickles)
+        return _load(name, part, task, pickles=pickles, pretrained=pretrained)
 
 
 def _where(name: str) -> str:
@@ -83,7 +83,7 @@ Part = Callable[..., Any]
 """Fetches what comes with a model by the name of its class in transformers, with options of `from_pretrained`."""
 
 
-def _load(name: str, part: Part, wanted: str | None, *, pickles: bool) -> Loaded:
+def _load(name: str, part: Part, wanted: str | None, *, pickles: bool, pretrained: bool) -> Loaded:
     config = part("AutoConfig")
     layers = getattr(config, "num_hidden_layers", None)
     if isinstance(layers, int) and layers > MOST_LAYERS:
@@ -93,11 +93,50 @@ def _load(name: str, part: Part, wanted: str | None, *, pickles: bool) -> Loaded
         auto, task = CAUSAL
     elif wanted not in (None, task):
         raise wrong_task(name, task)
+    source = reads(config) if task == "writing" else None
+    auto = AUTO[source] if source else auto
+    if not pretrained:
+        return dressed(name, getattr(_transformers(), auto).from_config(config).eval(), task, source, part)
     _check_shards(Path(name))
     if not pickles:
         _check_weights(name, config)
+    return dressed(name, _model(name, part, auto, pickles=pickles), task, source, part)
+
+
+def _transformers() -> Any:  # noqa: ANN401
+    """The package, which is known to be there."""
+    import transformers
+
+    return transformers
+
+
+def loaded_of(model: nn.Module, processor: Any) -> Loaded:  # noqa: ANN401
+    """A model of transformers with the tokenizer, image processor or processor that was given beside it."""
+    config, name = getattr(model, "config", None), type(model).__name__
+    if config is None or not callable(processor):
+        raise InputError(
+            f"a pair is a model of transformers and its tokenizer or processor, but this is {name} and "
+            f"{type(processor).__name__}."
+        )
+    task = next((task for ending, (_, task) in TASKS.items() if name.endswith(ending)), None)
+    if task is None:
+        raise ModelError(f"{name} is none of the classes that have logits to explain: {', '.join(TASKS)}.")
+
+    def part(kind: str, **options: Any) -> Any:  # noqa: ANN401
+        inner = {"AutoTokenizer": "tokenizer", "AutoImageProcessor": "image_processor"}.get(kind)
+        return processor if inner is None else getattr(processor, inner, processor)
+
     source = reads(config) if task == "writing" else None
-    model = _model(name, part, AUTO[source] if source else auto, pickles=pickles)
+    return dressed(name, model, task, source, part)
+
+
+def dressed(name: str, model: nn.Module, task: str, source: str | None, part: Part) -> Loaded:
+    """A model with what comes beside it, by its task.
+
+    Args:
+        source: what a model that writes is given.
+    """
+    config: Any = model.config
     if task == "image":
         return _image_model(name, model, part)
     if task == "boxes":

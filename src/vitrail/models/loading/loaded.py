@@ -196,6 +196,14 @@ class Loaded:
     def _shared_names(self) -> Counter[str]:
         return Counter(_first(names).casefold() for names in self.class_names or ())
 
+    def find_class(self, wanted: str) -> int:
+        """Return the class of this name or index, or a language model's token."""
+        if self.task == "causal":
+            return find_token(wanted, self.tokenizer, self.classes)
+        if self.task == "question":
+            raise TargetError(f"{self.name} answers questions, so it has no classes: leave the target out.")
+        return find_class(wanted, self.class_names, self.classes)
+
     def target_name(self, target: Target) -> str:
         """What is explained of one sample, in the names of the classes."""
         if target.first is None:
@@ -236,6 +244,10 @@ def find_token(wanted: str, tokenizer: Any, count: int) -> int:  # noqa: ANN401
     if wanted.strip().isdecimal():
         return check_class(int(wanted), count)
     ids = tokenizer(wanted, add_special_tokens=False)["input_ids"]
+    if len(ids) == 1 and ids[0] == tokenizer.unk_token_id and wanted.strip() != tokenizer.unk_token:
+        near = suggest(wanted, tokenizer.get_vocab())
+        near = f" {near}" if near.startswith("Did") else ""
+        raise TargetError(f"{wanted!r} is no token of the model, which reads it as {tokenizer.unk_token!r}.{near}")
     if len(ids) == 1:
         return int(ids[0])
     pieces = ", ".join(repr(tokenizer.decode([i])) for i in ids)
@@ -261,3 +273,13 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise OptionError(f"the device {name!r} cannot be used: {one_line(error)[:200]}") from error
     return device
+
+
+def find_dtype(given: torch.dtype | str | None) -> torch.dtype | None:
+    """The precision of this name, if it is one of real numbers."""
+    found = getattr(torch, given, given) if isinstance(given, str) else given
+    if found is not None and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise OptionError(
+            f"dtype={given!r}, but weights are real numbers: torch.bfloat16, float16, float32 or float64."
+        )
+    return found

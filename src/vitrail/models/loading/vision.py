@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from vitrail.errors import MissingExtraError, ModelError, suggest
+from vitrail.errors import MissingExtraError, ModelError, one_line, suggest
 from vitrail.models.loading.loaded import Loaded
 
 if TYPE_CHECKING:
@@ -41,20 +41,70 @@ def timm_names(name: str) -> list[str]:
         return []
 
 
-def load_timm(name: str) -> Loaded:
-    """A timm model with its published weights, from the cache or the hub."""
+def load_timm(name: str, *, pretrained: bool = True) -> Loaded:
+    """A timm model with its published weights, from the cache or the hub, or with random ones."""
     timm = _timm()
     source = f"{HUB}{name}" if name.startswith("timm/") else name
     # A repository of the hub may hold pickles only: without this name timm would read those.
     overlay = {"hf_hub_filename": "model.safetensors"} if source.startswith(HUB) else None
     try:
-        model = timm.create_model(source, pretrained=True, pretrained_cfg_overlay=overlay)
+        model = timm.create_model(source, pretrained=pretrained, pretrained_cfg_overlay=overlay)
     except Exception as error:  # the hub's errors have no common root
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
             f"the weights of {name} could not be fetched: {reason} Offline, give a .safetensors file and --arch."
         ) from error
     return _loaded(model, name)
+
+
+TORCHVISION = "torchvision/"
+
+
+def _torchvision() -> Any:  # noqa: ANN401
+    try:
+        import torchvision.models
+    except ImportError as error:
+        raise MissingExtraError("torchvision models need the package torchvision: pip install torchvision") from error
+    return torchvision.models
+
+
+def is_torchvision_name(name: str) -> bool:
+    """Whether torchvision knows an architecture of this name; `torchvision/` before it asks for nothing else."""
+    if name.startswith(TORCHVISION):
+        return True
+    try:
+        return "/" not in name and name in _torchvision().list_models()
+    except MissingExtraError:
+        return False
+
+
+def load_torchvision(name: str, *, pretrained: bool = True) -> Loaded:
+    """A torchvision model with its published weights, or with random ones."""
+    import torch.hub
+
+    from vitrail.models.loading.images import View
+
+    models, short = _torchvision(), name.removeprefix(TORCHVISION)
+    if short not in models.list_models():
+        raise ModelError(f"torchvision has no model {short!r}. {suggest(short, models.list_models())}")
+    weights = models.get_model_weights(short).DEFAULT
+    names = tuple(weights.meta.get("categories") or ()) or None
+    model = models.get_model(short)
+    if pretrained:
+        try:  # its files are pickles, of which only tensors are read
+            state = torch.hub.load_state_dict_from_url(weights.url, check_hash=True, weights_only=True)
+            model.load_state_dict(state)
+        except Exception as error:  # of the network, and of files
+            raise ModelError(f"the weights of {name} could not be fetched: {one_line(error)}") from error
+    show = weights.transforms()
+    view = View(
+        (show.crop_size[0], show.crop_size[0]), crop_pct=show.crop_size[0] / show.resize_size[0], crop_mode="center",
+        interpolation=show.interpolation.value, mean=tuple(show.mean), std=tuple(show.std),
+    )  # fmt: skip
+    return Loaded(
+        model.eval(), name, "image", "image", len(names or ()), names, preprocess=view, image_size=view.size,
+        processor=view,
+    )  # fmt: skip
 
 
 def load_weights(path: Path, arch: str | None) -> Loaded:
