@@ -68,12 +68,19 @@ else:
         if name in _RENAMED:
             warnings.warn(f"vitrail.{name} is now called vitrail.{_RENAMED[name]}.", DeprecationWarning, stacklevel=2)
             return __getattr__(_RENAMED[name])
-        if name in _MODULES:
-            found = import_module(f"vitrail.{name}")
-        elif name in _HOMES:
-            found = getattr(import_module(_HOMES[name]), name)
-        else:
+        if name not in _MODULES and name not in _HOMES:
             raise AttributeError(f"module 'vitrail' has no attribute {name!r}")
+        try:
+            module = import_module(_HOMES.get(name, f"vitrail.{name}"))
+        except ModuleNotFoundError as error:
+            if (error.name or "vitrail").startswith("vitrail"):
+                raise
+            from vitrail.errors import MissingExtraError
+
+            raise MissingExtraError(
+                f"vitrail.{name} needs {error.name}, which is not installed: pip install 'vitrail[all]'"
+            ) from error
+        found = module if name in _MODULES else getattr(module, name)
         globals()[name] = found
         return found
 

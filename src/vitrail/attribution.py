@@ -18,7 +18,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitrail import __version__
-from vitrail.errors import InputError, MethodError, NoSampleError, VitrailError, is_whole, shortened, suggest
+from vitrail.errors import (
+    InputError,
+    MethodError,
+    MissingExtraError,
+    NoSampleError,
+    VitrailError,
+    is_whole,
+    shortened,
+    suggest,
+)
 from vitrail.targets import FORMULAS, Classes, Target, only
 
 if TYPE_CHECKING:
@@ -331,9 +340,7 @@ class Attribution:
         Args:
             image: the picture to lay the map over; see `overlay`.
         """
-        from vitrail.apps.web.downloads import explore
-
-        return explore([self], image, index=index)
+        return _explore([self], image, index)
 
     def show(self, image: Any = None, *, index: int = 0, **style: Any) -> None:  # noqa: ANN401
         """Show one sample: in a notebook below the cell, a text in a terminal as shaded words, else in a window.
@@ -431,8 +438,11 @@ class Attribution:
         what = f"{self.grid[0]}x{self.grid[1]} patches" if self.grid else f"{self.scores.shape[1]} tokens"
         return f"Attribution({self.label}, {self.titles}, {len(self)} x {what}, preset={self.preset!r})"
 
-    def _repr_html_(self) -> str:
-        return self.to_html()
+    def _repr_html_(self) -> str | None:
+        """For notebooks; None, where matplotlib is not installed, shows the text."""
+        with suppress(MissingExtraError):
+            return self.to_html()
+        return None
 
 
 TITLES = 3
@@ -458,6 +468,16 @@ def _take(attribution: Attribution, rows: range) -> Attribution:
         streams={name: _take(one, rows) for name, one in attribution.streams.items()},
         seen=None if seen is None else seen.take(rows),
     )
+
+
+def _explore(attributions: Sequence[Attribution], image: Any, index: int) -> "Page":  # noqa: ANN401
+    """Return the page of attributions, or raise the error that says what to install for it."""
+    try:
+        from vitrail.apps.web.downloads import explore
+
+        return explore(attributions, image, index=index)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(f"the page needs {error.name}: pip install 'vitrail[app]'") from error
 
 
 MOST_PIXELS = 100_000_000
@@ -533,11 +553,13 @@ class Comparison(Sequence[Attribution]):
         what = f"{found[0].titles}, {len(found[0])} samples" if found else "nothing"
         return f"Comparison({', '.join(self.labels)}; {what})"
 
-    def _repr_html_(self) -> str:
-        """The first sample, every method side by side."""
+    def _repr_html_(self) -> str | None:
+        """The first sample, every method side by side; None, where matplotlib is not installed, shows the text."""
         from vitrail.plots.page import comparison_html
 
-        return comparison_html(self.attributions)
+        with suppress(MissingExtraError):
+            return comparison_html(self.attributions)
+        return None
 
     def to_dataframe(self) -> "DataFrame":
         """Return the tables of all methods in one, see `Attribution.to_dataframe`; a column `method` tells them apart.
@@ -557,9 +579,7 @@ class Comparison(Sequence[Attribution]):
 
     def explore(self, image: Any = None, *, index: int = 0) -> "Page":  # noqa: ANN401
         """All methods as a page to point into and recolour, shown by notebooks; it needs no server."""
-        from vitrail.apps.web.downloads import explore
-
-        return explore(self.attributions, image, index=index)
+        return _explore(self.attributions, image, index)
 
     def save(self, path: str | Path, image: Any = None, *, index: int = 0) -> Path:  # noqa: ANN401
         """Write the picture of all methods side by side as `.png`, `.svg` or `.pdf`.

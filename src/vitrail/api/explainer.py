@@ -27,7 +27,7 @@ from vitrail.api.cuda_replay import (
     settings_in,
     tensors_of,
 )
-from vitrail.api.requests import MethodSpec, read_request
+from vitrail.api.requests import MethodLike, MethodSpec, read_request
 from vitrail.attribution import Attribution, Comparison
 from vitrail.errors import OptionError, VitrailError
 from vitrail.methods import DEFAULT_METHOD
@@ -84,7 +84,7 @@ class Explainer:
     def __init__(
         self,
         model: object,
-        method: str = DEFAULT_METHOD,
+        method: MethodLike = DEFAULT_METHOD,
         preset: str = "recommended",
         *,
         anatomy: Anatomy | None = None,
@@ -131,7 +131,7 @@ class Explainer:
     def compare(
         self,
         inputs: Any,  # noqa: ANN401  (see `vitrail.models.taking`)
-        methods: Sequence[MethodSpec] | str,
+        methods: Sequence[MethodSpec] | MethodLike,
         target: AnyTarget = None,
     ) -> Comparison:
         """Explain one batch by other methods; those that read the same pass share it.
@@ -156,7 +156,7 @@ class Explainer:
             (['gae', 'input_x_gradient'], [2])
         """
         given, preset = prepared(self.model, inputs), self.options["preset"]
-        specs = [methods] if isinstance(methods, str) else list(methods)
+        specs = list(methods) if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
         made: dict[int, Attribution] = {}
         failed: dict[int, VitrailError] = {}
         for place in self._alone(given.inputs, specs):
@@ -178,9 +178,11 @@ class Explainer:
         return Comparison([made[place] for place in sorted(made)], failed)
 
     def _graph_for(
-        self, inputs: Batch, method: str, options: Mapping[str, Any], target: AnyTarget
+        self, inputs: Batch, method: MethodLike, options: Mapping[str, Any], target: AnyTarget
     ) -> ExplanationGraph | None:
-        """Return the graph of a signature, captured if the signature was seen often enough."""
+        """Return the graph of a signature, captured if the signature was seen often enough; none of own methods."""
+        if not isinstance(method, str):
+            return None
         signature = self._signature(inputs, method, options, target)
         if signature is None:
             return None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrail.capture.recording.pass_options import Wanted
 from vitrail.errors import MethodError, OptionError, TargetError, VitrailError, suggest
-from vitrail.methods import DEFAULT_METHOD, DEFAULTS, METHODS, Method, check_kind, find_method, parse_spec
+from vitrail.methods import CONTRAST, DEFAULT_METHOD, DEFAULTS, METHODS, Method, check_kind, find_method, parse_spec
 from vitrail.methods.table import NO_PAPER, check_options, name_of, reads_recording
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import LayerReader, Walk
@@ -247,6 +247,8 @@ def read_default(given: Mapping[str, Any], preset: str, inputs: Inputs, target: 
     """Return the methods that may explain with these options."""
     if isinstance(target, Target) and target.name == "continuation":
         return _default_of_answers(given, preset, inputs, target)
+    if isinstance(target, Target) and target.second is not None and preset == "recommended" and not given:
+        return _default_of_contrasts(inputs, target)
     best, walk, last = DEFAULTS["prediction"]
     default = Default("prediction", {best: (given, preset)}, inputs, target)
     if _has_preset(walk, preset) and not _has_preset(best, preset):
@@ -257,6 +259,15 @@ def read_default(given: Mapping[str, Any], preset: str, inputs: Inputs, target: 
         return default
     others = {name: ({}, preset) for name in (DEFAULTS["several sequences"][0], walk) if _has_preset(name, preset)}
     return replace(default, left={**default.left, **others, last: ({}, "recommended")})
+
+
+def _default_of_contrasts(inputs: Inputs, target: AnyScalar) -> Default:
+    """Return the methods with signs that may explain why one class and not another."""
+    best, *others = DEFAULTS[CONTRAST]
+    left = {best: ({}, CONTRAST if inputs.kind == "image" else "recommended")}
+    for name in (DEFAULTS["several sequences"][0], *others):
+        left[name] = ({}, "recommended")
+    return Default(CONTRAST, left, inputs, target)
 
 
 def _default_of_answers(given: Mapping[str, Any], preset: str, inputs: Inputs, target: Target) -> Default:

@@ -113,6 +113,12 @@ def _whole_weight(module: nn.Module) -> bool:
     return type(weight) is nn.Parameter and not weight.is_floating_point() and not weight.is_complex()
 
 
+WITHOUT_ATTENTION = (
+    "Methods that read no attention explain it: vitrail.explain(model, inputs, 'integrated_gradients'), or "
+    "'input_x_gradient'."
+)
+
+
 def no_attention(model: nn.Module) -> NoAttentionError:
     """A model in which no attention was seen."""
     found = implementations(model)
@@ -136,7 +142,7 @@ def no_attention(model: nn.Module) -> NoAttentionError:
             f"{asked}It consists of {_kinds(every_module(model)[1:])}: a model without softmax attention, such as a "
             "state-space, convolutional, Fourier or linear-attention model, has no attention to explain."
         )
-    return NoAttentionError(f"no attention was seen in {type(model).__name__}. {SEEN} {why}")
+    return NoAttentionError(f"no attention was seen in {type(model).__name__}. {SEEN} {why} {WITHOUT_ATTENTION}")
 
 
 def softmax_in_parts(model: nn.Module) -> RuleError:

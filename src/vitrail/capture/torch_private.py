@@ -18,6 +18,8 @@ from torch import Tensor, nn
 
 from vitrail.errors import MissingExtraError
 
+UPGRADE = "This torch is too old, or newer than this vitrail. Upgrade both: pip install --upgrade torch vitrail."
+
 
 def _private(path: str, purpose: str) -> Any:  # noqa: ANN401
     """The object of this dotted name below torch, or an error that says what it is needed for."""
@@ -26,8 +28,7 @@ def _private(path: str, purpose: str) -> Any:  # noqa: ANN401
         found = getattr(found, name, None)
         if found is None:
             raise MissingExtraError(
-                f"torch {torch.__version__} has no torch.{path}, which vitrail needs to {purpose}. Install an older "
-                "torch, or a newer vitrail."
+                f"torch {torch.__version__} has no torch.{path}, which vitrail needs to {purpose}. {UPGRADE}"
             )
     return found
 
@@ -102,20 +103,20 @@ def check_interfaces() -> None:
     function = F.multi_head_attention_forward
     if "has_torch_function" not in getattr(function, "__code__").co_names:  # noqa: B009  (pyright: a callable)
         raise MissingExtraError(
-            f"F.multi_head_attention_forward of torch {torch.__version__} no longer calls has_torch_function, by which "
-            "vitrail intercepts the attention of nn.MultiheadAttention. Install an older torch, or a newer vitrail."
+            f"F.multi_head_attention_forward of torch {torch.__version__} does not call has_torch_function, by which "
+            f"vitrail intercepts the attention of nn.MultiheadAttention. {UPGRADE}"
         )
     missing = NEEDED_OF_MODULES - vars(nn.Module()).keys()
     for name, kind in {"_version": Tensor, "_base": Tensor, "_cdata": torch.UntypedStorage}.items():
         if not hasattr(kind, name):
             raise MissingExtraError(
                 f"{kind.__name__} of torch {torch.__version__} has no {name}, by which vitrail sees writes in place "
-                "and shared memory. Install an older torch, or a newer vitrail."
+                f"and shared memory. {UPGRADE}"
             )
     if missing:
         raise MissingExtraError(
             f"nn.Module of torch {torch.__version__} has no {', '.join(sorted(missing))}, which vitrail copies to "
-            "explain a shadow of the model. Install an older torch, or a newer vitrail."
+            f"explain a shadow of the model. {UPGRADE}"
         )
 
 

@@ -22,14 +22,18 @@ DEFAULT_METHOD = "auto"
 """The first of `DEFAULTS` that applies. `explain` and `compare` take this name; it is not an entry of `METHODS`."""
 PREFERRED = "consensus"
 """The method that `auto` mostly is, whose options it takes."""
+CONTRAST = "contrast"
+"""The preset of `consensus` that explains by default why one class and not another: with signs."""
 DEFAULTS = {
     "prediction": (PREFERRED, "gae", "integrated_gradients"),
+    "contrast": (PREFERRED, "complete_gradient", "integrated_gradients"),
     "answer": ("soft_ablation", "gae", "integrated_gradients"),
-    "several sequences": ("attn_lrp", "gae", "integrated_gradients"),
+    "several sequences": ("attn_lrp", "gae", "complete_gradient", "integrated_gradients"),
     "no attention": ("integrated_gradients",),
 }
 """The methods that explain where none is named, best first, by what is explained and what is known of the model.
 
+Contrasts of two classes are explained by methods with signs, so that evidence for the other class is seen.
 `consensus` does not run on the long texts of answers. On several sequences of tokens `attn_lrp` found planted tokens
 most often, see docs/streams.md. The last case is attention that cannot be followed.
 """
@@ -52,12 +56,18 @@ _BEST: Preset = {
 }
 _FINE: Preset = {**_BEST, "parts": "lengths+0.5*attn_lrp+le_grad+0.5*att_grads", "detail": "pixels"}
 _SPANS: Preset = {"parts": "attn_lrp+agcam", "power": 1.0, "negative": "keep", "smooth": 1.0}
+_CONTRAST: Preset = {
+    "parts": ByKind(image="attn_lrp", text="blanked_lrp"),
+    "power": 1.0,
+    "negative": "keep",
+    "smooth": ByKind(image=1.0, text=0.0),
+}
 
 METHODS = MethodTable(
     [
         Method(
             "consensus", "consensus:build", "our own: four published methods together, see docs/CONSENSUS.md",
-            {"paper": _BEST, "fine": _FINE, "spans": _SPANS}, signed_by={"negative": "keep"},
+            {"paper": _BEST, "fine": _FINE, "spans": _SPANS, CONTRAST: _CONTRAST}, signed_by={"negative": "keep"},
             kind="rules", cost="1 forward + 3 backward (text: 4 + 3; pixels: 5 + 12)",
         ),
         Method(

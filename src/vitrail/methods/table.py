@@ -267,7 +267,7 @@ class MethodTable(dict[str, Method]):
     def _refuse(self, *given: object, **named: object) -> Any:  # noqa: ANN401
         raise MethodError("vitrail.METHODS is read-only: vitrail.register_method(name, build) adds a method.")
 
-    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse  # pyright: ignore
 
     def _find_packages(self) -> None:
         """Register the methods that installed packages and named plug-ins bring, once."""

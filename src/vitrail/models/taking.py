@@ -169,7 +169,7 @@ def _written(loaded: Any, inputs: object) -> Prepared:  # noqa: ANN401
     """The inputs of a model that writes a text about its source, with its answer; or of a question about a text."""
     from vitrail.models.loading.huggingface import answer_words
 
-    both = tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
+    both: tuple[Any, ...] = tuple(inputs) if isinstance(inputs, (list, tuple)) else (inputs,)
     wants = {"text": "a text", "sound": "the path of a .wav file", "picture": "a picture"}.get(loaded.source)
     wants = wants or ("(picture, question)" if loaded.write is not None else "(question, context)")
     if len(both) != (2 if wants.startswith("(") else 1):

@@ -122,6 +122,7 @@ def font(size: float, weight: str = "normal") -> "FontProperties":
 @cache
 def text_width(text: str, size: float, weight: str = "normal") -> float:
     """How many inches a line of text takes."""
+    require_matplotlib()
     from matplotlib.textpath import text_to_path
 
     width, _, _ = text_to_path.get_text_width_height_descent(text, font(size, weight), ismath=False)

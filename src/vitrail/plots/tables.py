@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.attribution import Attribution
 from vitrail.errors import MissingExtraError, OptionError, is_whole
-from vitrail.models.texts import pieces_of
+from vitrail.models.texts import is_wordpiece, pieces_of
 from vitrail.plots.canvas import check_index
-from vitrail.plots.tokens import STARTS, real_tokens, token_names
+from vitrail.plots.tokens import real_tokens, token_names
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -60,7 +60,7 @@ def _texts(attribution: Attribution, index: int) -> list[str]:
 
 def token_texts(tokens: Sequence[str]) -> list[str]:
     """Return tokens as the text they stand for: `Ġcapital` is " capital". A token with half a letter stays as it is."""
-    if not any(token.startswith(STARTS) for token in tokens):
+    if is_wordpiece(tokens):
         return list(tokens)
     return [text or token for text, token in zip(pieces_of(tokens), tokens, strict=True)]
 

@@ -193,7 +193,7 @@ def explain_answers(
 
 def _has_hops(method: str | None) -> bool:
     """Return True if a method passes its rows on itself."""
-    return method in METHODS and "hops" in METHODS[method].options
+    return method is not None and method in METHODS and "hops" in METHODS[method].options
 
 
 def _with_hops(

@@ -14,11 +14,15 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
-from vitrail.errors import InputError, one_line
+from vitrail.errors import InputError, MissingExtraError, one_line
 from vitrail.models.loading.loaded import Sample
+
+try:
+    from PIL import Image, ImageOps
+except ImportError as error:
+    raise MissingExtraError("pictures are read with Pillow: pip install 'vitrail[plots]'") from error
 
 Size = tuple[int, int]
 File = BinaryIO | BytesIO | BufferedReader

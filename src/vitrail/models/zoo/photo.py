@@ -5,10 +5,9 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from PIL import Image, ImageOps
 from torch import Tensor
 
-from vitrail.models.loading.images import check_size, reading, to_rgb, upright
+from vitrail.models.loading.images import Image, ImageOps, check_size, reading, to_rgb, upright
 from vitrail.models.taking import as_image
 
 SIZE = 160

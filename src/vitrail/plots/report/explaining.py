@@ -223,7 +223,7 @@ def _explained(plan: ReportPlan, sample: Sample, target: AnyTarget) -> tuple[lis
     for error in made.failed.values():
         if isinstance(error, MethodError):  # it would fail for every input
             raise error
-    names = [spec if isinstance(spec, str) else spec[0] for spec in plan.methods]
+    names = [str(spec[0] if isinstance(spec, tuple) else spec) for spec in plan.methods]
     failed = {names[place]: one_line(error) for place, error in made.failed.items()}
     if failed and len(names) == 1:
         raise InputError(failed[names[0]])
