@@ -38,7 +38,7 @@ SLOW = (
     "rules/test_mode.py", "test_additions.py", "test_any_transformer.py", "test_caches_and_adapters.py", "test_clip.py",
     "test_consensus_search.py", "test_demo.py", "test_docs.py", "test_doors.py", "test_families.py",
     "test_golden", "test_graph_cuts.py",
-    "test_integrity.py", "test_low_memory.py", "test_measure.py", "test_memory.py", "test_prepare.py",
+    "test_integrity.py", "test_low_memory.py", "test_measure.py", "test_memory.py", "test_models_by_name.py", "test_own_methods.py", "test_prepare.py",
     "test_public_names.py", "test_random_models.py",
     "test_real_models.py", "test_shadow.py", "test_silent_errors.py", "test_stream_memory.py", "test_stream_methods.py",
     "test_stream_models.py", "test_stream_tokentm.py", "test_streams", "test_surroundings.py", "test_unusual_logits.py",
@@ -96,3 +96,14 @@ def little_to_search():
     """Leave all there is out of the searches for garbage that the tests of a file ask for."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def methods_as_they_were():
+    """Methods that a test registers are gone after it."""
+    from vitrail.methods import METHODS
+
+    known = list(dict.keys(METHODS))
+    yield
+    for name in [name for name in dict.keys(METHODS) if name not in known]:
+        dict.__delitem__(METHODS, name)

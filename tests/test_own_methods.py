@@ -40,15 +40,6 @@ def signed_states(recording):
     return recording.layers[-1].state("entering").sum(dim=2)
 
 
-@pytest.fixture(autouse=True)
-def as_before():
-    """Names that a test registers are gone afterwards."""
-    known = set(METHODS)
-    yield
-    for name in set(METHODS) - known:
-        dict.__delitem__(METHODS, name)
-
-
 @pytest.fixture
 def registered():
     """A method under a name."""
