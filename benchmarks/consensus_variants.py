@@ -1,7 +1,8 @@
 """What `consensus.py` tries: ingredients, and recipes that make one map of them.
 
-Letters: g `gae`; h the same weighed by TokenTM's lengths; a `attn_lrp`; l `le_grad` read where the model reads. A map
-that is made of the scores of patches is a `Recipe`, a map of pixels that follows the picture's edges is a `Fine`.
+Letters: g `gae`; h the same weighed by TokenTM's lengths; a `attn_lrp`; l `le_grad` read where the model reads; F
+`libra_grad`. A map that is made of the scores of patches is a `Recipe`, a map of pixels that follows the picture's
+edges is a `Fine`.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,15 +35,22 @@ INGREDIENTS: dict[str, tuple[str, dict]] = {
     "le_grad": ("le_grad", {}),
     "grad_eclip_heads": ("grad_eclip_heads", {}),
     "feature_grad_cam": ("feature_grad_cam", {}),
+    "F": ("libra_grad", {}),
+    "F_layers": ("libra_grad", {"maps": "layers"}),
+    "F_input": ("libra_grad", {"maps": "input"}),
+    "gim": ("gim", {}),
 }
 PUBLISHED = {
     "gae": "g",
     "attn_lrp": "a",
+    "libra_grad": "F",
+    "libra_grad(maps=layers)": "F_layers",
+    "libra_grad(maps=input)": "F_input",
     **{
         name: name
         for name in (
             "le_grad", "tokentm", "transformer_attribution", "agcam", "att_grads", "absolute_gradient", "rollout",
-            "grad_eclip_heads", "feature_grad_cam",
+            "grad_eclip_heads", "feature_grad_cam", "gim",
         )
     },
 }  # fmt: skip

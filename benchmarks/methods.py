@@ -37,6 +37,8 @@ CASES = [
         Case(name, {"precision": "float32"}, "forward + backward", limit=limit)
         for name, limit in {**RULES, "transformer_attribution": 5.0}.items()
     ),
+    Case("libra_grad", {}, "forward + backward", limit=1.15),
+    Case("gim", {}, "forward + backward", limit=1.15),
     Case("consensus", {}, "forward + backward", limit=3.5),
     Case("consensus", {"preset": "fine"}, "forward + backward", 3.5, 5.0),
     Case("integrated_gradients", {"steps": 8}, "forward + backward", 8, 1.3),

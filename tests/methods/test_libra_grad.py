@@ -228,13 +228,20 @@ def test_other_precisions_are_close(dtype):
     assert float((found - exact).abs().max() / exact.abs().max()) < 8 * torch.finfo(dtype).eps
 
 
-def test_nothing_of_the_graph_is_held_after_a_call():
-    model, inputs = tiny("hf_bert"), MODELS["hf_bert"].inputs()
-    for method in ("libra_grad", "gim"):
-        vitrail.explain(model, inputs, method, 1)
-    gc.collect()
-    before = sum(isinstance(x, torch.Tensor) for x in gc.get_objects())
-    for method in ("libra_grad", "gim"):
-        vitrail.explain(model, inputs, method, 1)
-    gc.collect()
-    assert sum(isinstance(x, torch.Tensor) for x in gc.get_objects()) <= before
+@pytest.mark.parametrize("streams", [False, True], ids=["one stream", "streams"])
+def test_nothing_of_the_graph_is_held_after_a_call(streams):
+    if streams:
+        model, inputs = stream_models.prepared(ENCODER_DECODERS["bart"])
+    else:
+        model, inputs = tiny("hf_bert"), MODELS["hf_bert"].inputs()
+    target = ENCODER_DECODERS["bart"].target if streams else 1
+
+    def held():
+        for method in ("libra_grad", "gim"):
+            vitrail.explain(model, inputs, method, target)
+        gc.collect()
+        return sum(isinstance(x, torch.Tensor) for x in gc.get_objects())
+
+    held()
+    before = held()
+    assert [held(), held()] == [before, before]

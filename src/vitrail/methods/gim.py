@@ -23,6 +23,7 @@ from vitrail.capture.torch_private import without_functions
 from vitrail.errors import OptionError
 from vitrail.methods.attn_lrp import evenly
 from vitrail.methods.conservative_lrp import CONSERVATIVE, router_constant
+from vitrail.methods.libra_grad import layer_norm
 from vitrail.methods.options import check_choice, check_rules, under_rules
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import Operation, Rule, RuleSet
@@ -92,6 +93,7 @@ def rules(temperature: float) -> RuleSet:
         name="GIM",
         rules={
             **CONSERVATIVE.rules,
+            "layer_norm": layer_norm,
             "attention": attention(temperature),
             "softmax": softmax(temperature),
             "product": evenly,

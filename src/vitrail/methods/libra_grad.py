@@ -29,7 +29,7 @@ from vitrail.capture.residuals import incomplete
 from vitrail.capture.shadow import dtypes_of
 from vitrail.errors import MethodError, OptionError
 from vitrail.methods.attn_lrp import evenly
-from vitrail.methods.conservative_lrp import CONSERVATIVE, attention, constant, router_constant
+from vitrail.methods.conservative_lrp import CONSERVATIVE, attention, constant, norm_gradient, router_constant
 from vitrail.methods.options import check_choice, check_rules, under_rules
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
@@ -37,6 +37,7 @@ from vitrail.models.readouts import by_gradient
 from vitrail.relevance import Result
 from vitrail.relevance.lrp import Operation, RuleSet
 from vitrail.relevance.lrp.biases import NOTED, BiasNote, heads, note_bias, notes_of, value_at_zero
+from vitrail.relevance.lrp.operation import norm_parts
 from vitrail.relevance.runner import RerunMethod, Runner
 
 LEVEL = "embedding_output"
@@ -53,9 +54,24 @@ def ratio(value: Tensor, x: Tensor, at_zero: float = 0.0) -> Tensor:
     return (found / x).masked_fill_(x == 0, AT_ZERO)
 
 
+def layer_norm(operation: Operation) -> Tensor:
+    """A layer norm whose deviation is a constant; on a CPU by torch's own statistics, which are quicker than `var`."""
+    x, weight, eps, axes = norm_parts(operation)
+
+    def pullback(g: Tensor, x: Tensor) -> tuple[Tensor]:
+        if x.is_cuda:
+            return (norm_gradient(g, x, weight, eps, axes),)
+        scale = torch.native_layer_norm(widen(x), x.shape[axes[0] :], None, None, eps)[2]
+        scaled = (widen(g) if weight is None else widen(g) * weight) * scale
+        return ((scaled - scaled.mean(dim=axes, keepdim=True)).to(x.dtype),)
+
+    return operation.overridden(pullback, x)
+
+
 def activation(operation: Operation) -> Tensor:
     """An activation as its input times a constant."""
-    out, x, at_zero = operation.run(), operation.active[0], value_at_zero(operation)
+    at_zero, x = value_at_zero(operation), operation.active[0]
+    out = operation.run()  # last: the result that is kept is the model's
 
     def pullback(g: Tensor, x: Tensor) -> tuple[Tensor]:
         """The value is computed again: kept, it would be the largest tensor of a block."""
@@ -80,6 +96,7 @@ LIBRA = RuleSet(
     "LibraGrad",
     {
         **CONSERVATIVE.rules,
+        "layer_norm": layer_norm,
         "attention": attention((0.0, 0.0, 1.0)),
         "softmax": constant,
         "product": evenly,

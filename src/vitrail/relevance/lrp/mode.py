@@ -235,11 +235,11 @@ class _Propagate(TorchFunctionMode):
         if kind == "over_constant" and (why := self.quotients.why_refused(*args[:2])) is not None:
             return self._refuse(func, operation, f"the module {operation.where or 'at the top'!r} {why}")
         out = self.known.mark(rule(operation))
-        if kind in self.table.notes:
-            self.table.notes[kind](operation, out)
         if isinstance(out, Tensor) and isinstance(function.result, Tensor):
             self.capture.same(function.result, out)
         function.result, function.open = None, False
+        if kind in self.table.notes:
+            self.table.notes[kind](operation, out)
         self.known.remember(kind, operation, out)
         if kind in NOTED:
             self.quotients.note(operation, func, out)
