@@ -304,14 +304,14 @@ class Recommendation:
 
 
 def recommend(
-    plan: Plan, path: str | Path | None = None, *, engine: Engine = local, watch: Watch = lambda progress: None
+    plan: Plan, path: str | Path | None = None, *, engine: Engine = local, watch: Watch | None = None
 ) -> Recommendation:
     """Run a small plan of one model on one data set under the protocol `vitrail` as `measure`, and rank its methods."""
     return ranking(measure(plan, path, engine=engine, watch=watch)[0])
 
 
 def measure(
-    plan: Plan, path: str | Path | None = None, *, engine: Engine = local, watch: Watch = lambda progress: None
+    plan: Plan, path: str | Path | None = None, *, engine: Engine = local, watch: Watch | None = None
 ) -> list[Table]:
     """Run a plan of one model, data set and protocol as `run` does, and give its tables.
 
