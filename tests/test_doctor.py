@@ -103,3 +103,13 @@ def test_only_real_queries_are_compared(tmp_path, monkeypatch):
 
         monkeypatch.setattr(doctor, "record", spoil)
         assert examine(loaded.model, inputs).passed is expected
+
+
+def test_the_structure_is_a_table_in_notebooks_and_text_elsewhere():
+    loaded = load("photo")
+    found = doctor.structure(loaded.model, loaded.example().inputs)
+    page = found._repr_html_()
+    assert page.count("<tr>") == 1 + len(found.blocks)
+    for line in (str(found).splitlines()[0], "tokens: ", str(found.blocks[0].name), "ffn_input"):
+        assert line in page
+    assert str(found).count("\n  ") == len(found.blocks)

@@ -32,6 +32,7 @@ REACHING_UP = {
     ("attribution", "storage"): "Attribution.save and load",
     ("attribution", "apps"): "Attribution.explore; the page is an optional extra",
     ("api", "evaluate"): "workers of explain_many on Ray are an optional extra",
+    ("evaluate", "plots"): "tables in notebooks and figures of curves; pictures are an optional extra",
     ("storage", "plots"): "pictures are an optional extra",
 }
 """Imports inside functions that are allowed, with the reason."""

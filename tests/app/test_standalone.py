@@ -49,7 +49,7 @@ def test_the_sample_that_is_asked_for_is_on_the_page(models):
     page = found.explore(index=1).html
     data = json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
     assert "joke" in data["case"]["tokens"]["text"]
-    assert data["case"]["target"]["name"] == "logit of 1"
+    assert data["case"]["target"]["name"] == "positive"
     assert data["parts"]["attcat"]["layers"]["shape"] == list(found.layers[1].shape)
     short = json.loads(re.search(r'id="data">(.*?)</script>', found.explore(index=0).html, re.DOTALL)[1])
     assert "[PAD]" not in short["case"]["tokens"]["text"]

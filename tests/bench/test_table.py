@@ -8,8 +8,9 @@ from markdown_it import MarkdownIt
 
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate import bench
+from vitrail.evaluate.bench import forms
 from vitrail.evaluate.bench.measure import Column
-from vitrail.evaluate.bench.table import MethodSample, estimates, gain
+from vitrail.evaluate.bench.table import Estimate, MethodSample, estimates, gain, read_groups
 
 MEAN = Column("mean", ("x",), higher=True, features=lambda values: np.array(values))
 LOW = Column("mean", ("x",), higher=False, features=lambda values: np.array(values))
@@ -146,6 +147,57 @@ def test_curves_have_a_line_for_each_method(results):
     ]
     assert all(len(place.lines) == 2 for place in places)
     np.testing.assert_allclose(places[0].lines[0].get_xdata(), np.arange(21) / 20)
+
+
+def test_curves_have_bands_of_the_size_of_the_interval_of_the_mean(results):
+    from vitrail.evaluate.bench.store import reading
+
+    (panels,) = [panels for _, panels in forms.panels_of(results)]
+    label, found = panels["positive: probability"][0]
+    with reading(results) as store:
+        (group,) = read_groups(store)
+        run = next(method.run for method in group.methods if method.label == label)
+        metric, panel = forms.PANELS["positive: probability"]
+        stored = np.stack([np.asarray(panel.curve(row)) for _, (row,) in group.store.values(run, (metric,))])
+    np.testing.assert_allclose(found.mean, stored.mean(axis=0), atol=1e-12)
+    wanted = 1.96 * stored.std(axis=0, ddof=1) / len(stored) ** 0.5
+    np.testing.assert_allclose(found.low, np.maximum(found.mean - wanted, stored.min(axis=0)), atol=1e-12)
+    np.testing.assert_allclose(found.high, np.minimum(found.mean + wanted, stored.max(axis=0)), atol=1e-12)
+    place = next(
+        one for one in bench.curves(results).axes if one.get_title(loc="left").endswith("positive: probability")
+    )
+    assert len(place.collections) == len(place.lines) == 2
+
+
+def test_rows_of_chance_are_dashed_and_grey():
+    from matplotlib.figure import Figure
+
+    place = Figure().subplots()
+    curve = forms.MeanCurve(np.arange(3), np.ones(3), np.zeros(3), np.ones(3))
+    forms._draw(place, "positive: accuracy", [("gae", curve), ("random", curve)])
+    assert [line.get_linestyle() for line in place.lines] == ["-", "--"]
+    assert place.lines[1].get_color() == forms.CHANCE["color"]
+
+
+def test_a_table_is_shown_as_html_in_notebooks_and_as_markdown_elsewhere(results):
+    (made, *_) = bench.tables(results)
+    assert str(made) == bench.render([made])
+    page = made._repr_html_()
+    assert page.count("<tr>") == 1 + len(made.rows)
+    assert page.count("<strong>") == 1 + len(made.columns)  # the title, and the best of each column
+    evil = replace(made, title="<img src=x>", rows=(("<b>x</b>", made.rows[0][1]),))._repr_html_()
+    assert "<img" not in evil
+    assert "<b>" not in evil
+
+
+def test_a_ranking_is_shown_in_its_order(results):
+    (made, *_) = bench.tables(results)
+    rows = [(method, Estimate(value, 0.0, 1.0, 6)) for method, value in (("worse", 0.25), ("better", 0.75))]
+    column = replace(made.columns[0], name="ABPC")
+    ranked = forms.ranking(replace(made, columns=(column,), rows=tuple((name, (one,)) for name, one in rows)))
+    assert str(ranked).splitlines()[1:] == ["1. better: 0.750 [0.000, 1.000]", "2. worse: 0.250 [0.000, 1.000] ~"]
+    page = ranked._repr_html_()
+    assert page.index("better") < page.index("worse")
 
 
 def test_a_file_without_results_has_no_table(tmp_path):

@@ -165,3 +165,13 @@ def test_formats_are_for_folders(run, more, words):
     result = run("explain", "cat.png", "-m", "vit", *more)
     assert result.exit_code == 1
     assert words in result.stderr
+
+
+def test_the_map_lies_over_the_photograph_and_not_over_what_was_cut_out_of_it(run, place, tmp_path):
+    wide = tmp_path / "wide.png"
+    Image.open(place / "cat.png").resize((600, 200)).save(wide)
+    assert run("explain", wide, "-m", "photo", "--method", "gae", "-o", tmp_path / "map.png").exit_code == 0
+    width, height = Image.open(tmp_path / "map.png").size
+    assert width > 1.5 * height
+    squeezed = ("--squash", "-o", tmp_path / "squeezed.html")
+    assert run("explain", wide, "-m", "photo", "--method", "gae", *squeezed).exit_code == 0

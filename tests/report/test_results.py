@@ -48,8 +48,8 @@ def test_every_curve_is_drawn_once_with_the_points_of_the_plot(results):
     charts = re.findall(r'<svg viewBox="0 0 360 220".*?</svg>', page)
     assert len(charts) == len(group[1]) == 2
     for drawn, series in zip(charts, group[1].values(), strict=True):
-        for label, (_, y) in series:
-            assert f"{label} from {y[0]:.2f} to {y[-1]:.2f}" in drawn
+        for label, curve in series:
+            assert f"{label} from {curve.mean[0]:.2f} to {curve.mean[-1]:.2f}" in drawn
 
 
 def test_the_page_needs_nothing_and_names_are_text(results):

@@ -21,7 +21,7 @@ from vitrail.capture.recording.continuations import sequences_of, summed
 from vitrail.capture.residuals import close
 from vitrail.capture.shadow import dtypes_of
 from vitrail.errors import InputError, OptionError, VitrailError
-from vitrail.methods.options import check_count, special_tokens
+from vitrail.methods.options import check_count, show_progress, special_tokens
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.models.texts import Span, pieces_of, sentences
@@ -62,12 +62,12 @@ class Ablated:
         """Return the scalar of the sample with only some of its tokens, some ablations at a time."""
         keep = keep & self.real
         if self.continues and self.runner.inputs.attention_mask is not None:  # padding on the right is not seen
-            return torch.cat([self._some(some) for some in keep.split(batch)])
-        lengths, places, found = keep.sum(dim=1), [], []
+            parts = show_progress(keep.split(batch), f"{len(keep)} ablations")
+            return torch.cat([self._some(some) for some in parts])
+        lengths, places = keep.sum(dim=1), list[Tensor]()
         for length in lengths.unique():
-            for some in (lengths == length).nonzero()[:, 0].split(batch):
-                places.append(some)
-                found.append(self._some(keep[some]))
+            places += (lengths == length).nonzero()[:, 0].split(batch)
+        found = [self._some(keep[some]) for some in show_progress(places, f"{len(keep)} ablations")]
         return torch.cat(found)[torch.cat(places).argsort()]
 
     def _some(self, keep: Keep) -> Float[Tensor, " m"]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.capture.recording.layer import Layer, Probs
 from vitrail.capture.recording.pass_options import PassOptions, Wanted
 from vitrail.capture.seams.intercept import Override, in_place_of
-from vitrail.methods.options import check_blocks, check_choice, check_count
+from vitrail.methods.options import check_blocks, check_choice, check_count, show_progress
 from vitrail.relevance import Result, positive, tiles
 from vitrail.relevance.runner import RerunMethod, Runner
 
@@ -51,7 +51,7 @@ def replacing(place: int, attention: Probs) -> Override:
 def integrate(runner: Runner, place: int, attention: Probs, *, steps: int) -> Maps:
     """For each layer, the mean of `head_mean` over `steps + 1` sizes of the attention put into one block."""
     maps: Maps = [torch.zeros(())] * runner.run.depth
-    for step in range(steps + 1):
+    for step in show_progress(range(steps + 1), f"dix, block {place}"):
         with runner.again(NEEDS, PassOptions(override=replacing(place, step / steps * attention))) as (run, part):
             for layer in run.layers(part, Wanted.of(NEEDS), again=False):
                 maps[layer.index] = maps[layer.index].to(layer.valid.device) + head_mean(layer) / (steps + 1)

@@ -1,7 +1,7 @@
 """What several methods share: checks of options, models and inputs, min-max, the level where a gradient ends, bars."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
@@ -225,16 +225,29 @@ def mask_special_tokens(inputs: Inputs, options: Mapping[str, Any]) -> Inputs:
     return replace(inputs, attention_mask=base, kwargs={**inputs.kwargs, "attention_mask": masked})
 
 
-DELAY = 3.0
+DELAY = 2.0
 """Seconds before the progress bar appears."""
 
 
-def watched(steps: Sequence[T], words: str, *, show: bool) -> Iterator[T]:
-    """The steps as they are, with a progress bar if they take long; none where there is no terminal.
+def progress_bar(words: str, *, total: int | None = None, steps: Iterable[T] | None = None, show: bool = True) -> Any:  # noqa: ANN401
+    """Return a bar of tqdm that appears if the work takes long, on a terminal or below the cell of a notebook."""
+    hidden = not show or not (sys.stderr.isatty() or in_notebook())
+    return tqdm(steps, desc=words, total=total, delay=DELAY, leave=False, disable=hidden, file=sys.stderr)
+
+
+def show_progress(steps: Sequence[T], words: str, *, show: bool = True) -> Iterator[T]:
+    """Yield the steps, with a progress bar if they take long: on a terminal, or below the cell of a notebook.
 
     Args:
-        words: the text before the bar.
+        steps: what is worked through.
+        words: the text before the bar: what is being done.
         show: whether there may be a bar at all.
     """
-    hidden = not show or not sys.stderr.isatty()
-    yield from tqdm(steps, desc=words, delay=DELAY, leave=False, disable=hidden, file=sys.stderr)
+    yield from progress_bar(words, steps=steps, show=show)
+
+
+def in_notebook() -> bool:
+    """Return True where results are shown below the cells of a notebook."""
+    shell = sys.modules.get("IPython")
+    found = None if shell is None else shell.get_ipython()
+    return hasattr(found, "kernel")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from vitrail.capture.recording.layer import Layer
 from vitrail.capture.recording.pass_options import PLAIN, PassOptions
 from vitrail.errors import AnatomyError, OptionError
-from vitrail.methods.options import Check, check_count
+from vitrail.methods.options import Check, check_count, show_progress
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import gradient, tiles
@@ -51,7 +51,8 @@ def path_sum(gradients: Callable[[list[float]], Tensor], points: list[float], *,
     Args:
         gradients: takes some points and gives the sum over them.
     """
-    return reduce(torch.add, (gradients(points[start : start + batch]) for start in range(0, len(points), batch)))
+    parts = [points[start : start + batch] for start in range(0, len(points), batch)]
+    return reduce(torch.add, (gradients(part) for part in show_progress(parts, f"{len(points)} points of a path")))
 
 
 def scaled(x: Tensor, points: list[float], *, axis: int = 0) -> Tensor:

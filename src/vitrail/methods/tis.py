@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.recording.layer import Layer
 from vitrail.errors import AnatomyError, MethodError, OptionError
-from vitrail.methods.options import check_choice, check_count, check_seed, min_max_over, watched
+from vitrail.methods.options import check_choice, check_count, check_seed, min_max_over, show_progress
 from vitrail.models.anatomy import Body, find
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
@@ -200,7 +200,7 @@ def build(
             raise OptionError(f"masks have {raw.shape[2]} columns, but the model cuts the picture into {cut} patches.")
         kept = [strongest(raw.to(runner.run.valid.device), share) for share in ratios]
         tries = [one for patches in kept for one in portions(patches, batch)]
-        steps = watched(tries, f"tis, {sum(len(rows) for rows, _ in tries)} masks", show=progress)
+        steps = show_progress(tries, f"tis, {sum(len(rows) for rows, _ in tries)} masks", show=progress)
         scores = torch.cat([score_kept(runner, rows, patches) for rows, patches in steps])
         found = average(rearrange(scores, "(r b m) -> b (r m)", r=len(kept), b=len(raw)), as_masks(kept, raw.shape[2]))
         return Result(runner.run.among_tokens(normalised(found)))

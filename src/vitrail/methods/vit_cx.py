@@ -14,7 +14,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from torch import Tensor, nn
 
 from vitrail.errors import AnatomyError, OptionError
-from vitrail.methods.options import check_count, check_seed, min_max, watched
+from vitrail.methods.options import check_count, check_seed, min_max, show_progress
 from vitrail.models.anatomy import Body
 from vitrail.models.inputs import Inputs
 from vitrail.relevance import Result
@@ -150,7 +150,7 @@ def build(
             masks = cluster_masks(each, clusters(distances(each, size), threshold), size)
             noises = draws(runner.inputs.shown, noise=noise, seed=seed)
             words = f"vit_cx, picture {row + 1} of {runner.inputs.batch}"
-            portions = watched(masks.split(batch), words, show=progress)
+            portions = show_progress(masks.split(batch), words, show=progress)
             scores = [causal_effects(runner, row, some, noises if noise else None) for some in portions]
             found.append(saliency(torch.cat(scores).to(masks.dtype), masks))
         return Result(pixels=torch.stack(found))

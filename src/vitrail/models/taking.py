@@ -245,13 +245,14 @@ def _preprocess_of(holder: object) -> Preprocess | None:
     """The function by which a model that brings its preprocessing sees a photograph; it does not hold the model."""
     if _is_own(holder, "Loaded"):
         found = getattr(holder, "preprocess", None)
-        return None if found is None else partial(_seen_by_loaded, found)
+        return None if found is None else partial(seen_by_loaded, found)
     if _is_own(holder, "Embedded") and getattr(holder, "name", "") == "photo":
         return _seen_by_photo
     return None
 
 
-def _seen_by_loaded(preprocess: Callable[[Any], Any], image: Any) -> tuple[Tensor | None, Any]:  # noqa: ANN401
+def seen_by_loaded(preprocess: Callable[[Any], Any], image: Any) -> tuple[Tensor | None, Any]:  # noqa: ANN401
+    """Return the inputs that a preprocessing makes of a photograph, and the picture that the model sees."""
     sample = preprocess(image)
     found = sample.inputs if isinstance(sample.inputs, Tensor) else sample.inputs.get("pixel_values")
     return found, sample.picture

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitrail.attribution import Attribution
 from vitrail.errors import MissingExtraError, OutputError
+from vitrail.methods.options import in_notebook
 from vitrail.plots.canvas import rendered
 from vitrail.plots.figures import plot_attribution
 from vitrail.plots.signals import is_signal
@@ -26,13 +27,6 @@ def show(attribution: Attribution, image: Any, *, index: int, **style: Any) -> N
         print_sentence(attribution, index=index, **style)
     else:
         open_window(plot_attribution(attribution, image, index=index, **style))
-
-
-def in_notebook() -> bool:
-    """Return True where results are shown below the cells of a notebook."""
-    shell = sys.modules.get("IPython")
-    found = None if shell is None else shell.get_ipython()
-    return hasattr(found, "kernel")
 
 
 def print_sentence(attribution: Attribution, *, index: int, merge: bool = False, title: str | None = None) -> None:

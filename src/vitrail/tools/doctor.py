@@ -197,6 +197,15 @@ class ModelStructure:
         rows = f"refused: {self.refusal}" if self.refusal else "every attention row belongs to the token of its place"
         return "\n".join([*lines, f"tokens: {tokens}", rows, *(f"assumed: {what}" for what in self.assumed)])
 
+    def _repr_html_(self) -> str:
+        """The structure for notebooks: a row for each block."""
+        from vitrail.plots.page import render
+
+        first, *rest = str(self).splitlines()
+        about = [line for line in rest if not line.startswith("  ")]
+        blocks = [(_block_name(one), _calls_line(one, self.calls), _parts(one)) for one in self.blocks]
+        return str(render("tools/structure.html", first=first, about=about, blocks=blocks))
+
 
 def structure(model: object, inputs: Tensor | Mapping[str, Any]) -> ModelStructure:
     """What is found in a model when it runs on these inputs, both as for `vitrail.explain`; nothing is looked up."""
@@ -224,8 +233,21 @@ def structure(model: object, inputs: Tensor | Mapping[str, Any]) -> ModelStructu
 
 
 def _block_line(block: BlockSite, calls: tuple[CallSite, ...]) -> str:
+    parts = ", ".join(f"{name}={part}" for name, part in _parts(block).items())
+    return f"  {_block_name(block)}: {_calls_line(block, calls)}; {parts or 'no parts named'}"
+
+
+def _block_name(block: BlockSite) -> str:
+    """The name of a block, with its turn where it runs several times."""
+    return f"{block.name} (run {block.turn + 1})" if block.turn else block.name
+
+
+def _calls_line(block: BlockSite, calls: tuple[CallSite, ...]) -> str:
+    """The attention calls of a block: what attends to what."""
     own = [calls[index] for index in block.calls]
-    listed = ", ".join(f"{c.kind} {c.queries} x {c.keys}{', causal' if c.causal else ''}" for c in own)
-    parts = [f"{name}={part}" for name in PARTS if (part := getattr(block.parts, name)) is not None]
-    again = f" (run {block.turn + 1})" if block.turn else ""
-    return f"  {block.name}{again}: {listed}; {', '.join(parts) or 'no parts named'}"
+    return ", ".join(f"{c.kind} {c.queries} x {c.keys}{', causal' if c.causal else ''}" for c in own)
+
+
+def _parts(block: BlockSite) -> dict[str, str]:
+    """The parts of a block that are known, by what they are."""
+    return {name: part for name in PARTS if (part := getattr(block.parts, name)) is not None}

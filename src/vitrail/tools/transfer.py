@@ -32,7 +32,7 @@ from vitrail.capture.recording.passes import Pass
 from vitrail.capture.seams.intercept import Override, in_place_of, on_top_of
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, OutputError, TargetError, as_path, suggest
-from vitrail.methods.options import check_blocks, check_choice, check_count
+from vitrail.methods.options import check_blocks, check_choice, check_count, show_progress
 from vitrail.models.anatomy import Anatomy, Body
 from vitrail.models.inputs import Inputs, read_inputs
 from vitrail.models.taking import prepared
@@ -338,7 +338,7 @@ def _film(scene: Scene, maps: Maps, put: Put, rule: Rule, steps: int) -> tuple[l
     # A key that gets nothing at the start is masked, and would be given attention by its gradient.
     visible = {i: (x != 0).to(x.dtype) for i, x in maps.items()}
     seen: list[TransferPass] = []
-    for number in range(steps + 1):
+    for number in show_progress(range(steps + 1), "attention transfer"):
         shown = scene.see(maps, put)
         seen.append(replace(shown, gradients={}))
         if number < steps:

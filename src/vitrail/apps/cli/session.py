@@ -2,17 +2,19 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from vitrail import targets
 from vitrail.api import compare
 from vitrail.apps.cli.options import Source, read_text
 from vitrail.apps.cli.screen import busy, note
-from vitrail.attribution import Attribution
+from vitrail.attribution import Attribution, SeenPictures
 from vitrail.errors import InputError, MissingTensorError, OptionError, TargetError, as_path
 from vitrail.methods import DEFAULT_METHOD, METHODS, READABLE, Spec, find_method
 from vitrail.models.loading import Loaded, Sample, find_class, find_token, load, silent
 from vitrail.models.loading.images import open_image
+from vitrail.models.taking import seen_by_loaded
 from vitrail.targets import Target
 
 PREDICTED = "none"
@@ -39,7 +41,12 @@ def _image(source: Source, loaded: Loaded) -> Sample:
         raise InputError("there is nothing to explain: name an image.")
     if re.match(r"[a-z]+://", given):
         raise InputError(f"{given} is an address: download the picture, and give the name of its file.")
-    return loaded.image(open_image(as_path(given, "an image")), squash=source.squash)
+    path = as_path(given, "an image")
+    sample = loaded.image(open_image(path), squash=source.squash)
+    if sample.picture is None or loaded.preprocess is None:
+        return sample
+    again = partial(seen_by_loaded, partial(loaded.preprocess, squash=source.squash))
+    return replace(sample, seen=SeenPictures((sample.picture,), preprocess=again, photographs=(path,)))
 
 
 def _sequence(source: Source, loaded: Loaded) -> Sample:
@@ -157,5 +164,6 @@ def explain_sample(
             note(f"left out {specs[place][0]}: {error}")
         if found.failed and not len(found):
             raise list(found.failed.values())[-1]
-        rows.append(ExplainedTarget(loaded.target_name(found[0].target), list(found)))
+        seen = [one if sample.seen is None else replace(one, seen=sample.seen) for one in found]
+        rows.append(ExplainedTarget(loaded.target_name(found[0].target), seen))
     return rows

@@ -104,9 +104,8 @@ def _show_numbers(rows: Rows, *, patches: bool) -> None:
 def strongest(attribution: Attribution) -> list[tuple[int, int, float]]:
     """Row, column and score of the strongest patches of the first sample, counted from the top left."""
     assert attribution.grid is not None
-    scores, wide = attribution.scores[0], attribution.grid[1]
-    order = scores.abs().argsort(descending=True)[:PATCHES].tolist()
-    return [(i // wide, i % wide, float(scores[i])) for i in order]
+    wide = attribution.grid[1]
+    return [(one.position // wide, one.position % wide, one.score) for one in attribution.top(PATCHES)]
 
 
 def present(
@@ -146,15 +145,20 @@ def write(path: Path, rows: Rows, sample: Sample, writers: Mapping[str, Writer] 
         raise OutputError(f"{path} could not be written: {error.strerror or error}") from error
 
 
+def _below(sample: Sample) -> Any:  # noqa: ANN401
+    """Return what maps are drawn over: None for the photograph that they know themselves."""
+    return None if sample.seen is not None else sample.picture
+
+
 def _figure(path: Path, rows: Rows, sample: Sample) -> list[Path]:
     """The one picture, or the sheet of all."""
     if len(rows) == 1 and len(rows[0].attributions) == 1:
         (only,) = rows[0].attributions
         separator = " · " if sample.picture is None else "\n"
-        drawn = plot_attribution(only, sample.picture, title=f"{only.label}{separator}{rows[0].heading}")
+        drawn = plot_attribution(only, _below(sample), title=f"{only.label}{separator}{rows[0].heading}")
     else:
         titles = [row.heading for row in rows]
-        drawn = comparison_sheet([row.attributions for row in rows], sample.picture, row_titles=titles)
+        drawn = comparison_sheet([row.attributions for row in rows], _below(sample), row_titles=titles)
     return [save_figure(drawn, path)]
 
 
@@ -165,7 +169,7 @@ def _page(path: Path, rows: Rows, sample: Sample, *, links: bool = False) -> lis
         links: put links to the parts at the top, for the words of an answer; the first row is the whole answer.
     """
     headings = [row.title if links else row.heading for row in rows]
-    blocks = [[attribution_block(one, sample.picture, index=0) for one in row.attributions] for row in rows]
+    blocks = [[attribution_block(one, _below(sample), index=0) for one in row.attributions] for row in rows]
     body = render("apps/cli/maps.html", parts=list(zip(headings, blocks, strict=True)), links=links)
     title = rows[0].title if links else ", ".join(row.title for row in rows)
     return [write_bytes(path, document(title, body, style=PAGE_STYLE).encode())]

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from vitrail.apps.web import bundle
 from vitrail.apps.web.explaining import Case, data_url
 from vitrail.apps.web.payload import PLAIN, case_json, map_json, parts_json, token_json
-from vitrail.attribution import Attribution, sample_target
+from vitrail.attribution import Attribution
 from vitrail.errors import OptionError, as_path, suggest
 from vitrail.plots.canvas import Ends, check_index, rendered
 from vitrail.plots.page import document, origin, render
@@ -51,7 +51,7 @@ def explore(attributions: Sequence[Attribution], image: Any = None, *, index: in
     about = {
         "kind": first.kind,
         "model": str(first.provenance.get("model", "")),
-        "target": {"index": -1, "name": str(sample_target(first, index)), "probability": None},
+        "target": {"index": -1, "name": first.title(index, probable=False), "probability": None},
         "classes": [],
         "count": 0,
         "picture": None if picture is None else data_url(picture),

@@ -152,11 +152,11 @@ def _rests(loaded: Loaded, found: Answered, span: Span) -> Rests:
     streams = vitrail.explain(loaded.model, found.sample.inputs, METHOD, target).streams
     if "text" not in streams:
         raise OptionError(f"{loaded.name} has no stream of text tokens, so its answers cannot be shown here.")
-    text = streams["text"].scores[0, list(found.columns)].detach().float().cpu()
+    text = streams["text"].shown[0, list(found.columns)].detach().float().cpu()
     image = streams.get("image")
     if image is None or image.grid is None:
         return Rests(text, None, None)
-    return Rests(text, image.scores[0].detach().float().cpu(), image.grid)
+    return Rests(text, image.shown[0].detach().float().cpu(), image.grid)
 
 
 CITED = 3

@@ -37,6 +37,7 @@ from vitrail.evaluate.bench.worker import Worker
 from vitrail.evaluate.data.examples import Dataset
 from vitrail.evaluate.data.segmented import VOC
 from vitrail.methods import METHODS, find_method
+from vitrail.methods.options import progress_bar
 from vitrail.models.inputs import read_inputs
 
 FURTHER_PACKAGES = ("numpy", "scipy", "pillow", "tokenizers", "torchvision")
@@ -136,17 +137,33 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
-def run(plan: Plan, path: str | Path, *, engine: Engine = local, watch: Watch = lambda progress: None) -> Progress:
+def bar_of_run() -> Watch:
+    """Return a function that shows the progress of a run as a bar, on a terminal or below the cell of a notebook."""
+    bar = progress_bar("bench")
+    bar.mininterval = 0.0  # units are few and large
+
+    def show(progress: Progress) -> None:
+        bar.total = progress.total
+        bar.set_description(progress.what, refresh=False)
+        bar.update(progress.done - bar.n)
+        if progress.done >= progress.total:
+            bar.close()
+
+    return show
+
+
+def run(plan: Plan, path: str | Path, *, engine: Engine = local, watch: Watch | None = None) -> Progress:
     """Compute what the results file lacks, and say how much that was.
 
     Args:
         plan: what to run.
         path: the results file; it is made if it is not there, and gone on with if it is.
         engine: what runs the units.
-        watch: is called after every unit.
+        watch: is called after every unit; None shows a bar if the run takes long.
     """
     if not isinstance(plan, Plan):
         raise OptionError(f"a plan is a vitrail.bench.Plan or what read_plan gives, not {type(plan).__name__}.")
+    watch = watch or bar_of_run()
     forget()
     here = plan.device if engine is local else "cpu"  # workers elsewhere may have a GPU that this machine lacks
     pairs = check_pairs(plan, here)

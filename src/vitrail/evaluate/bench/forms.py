@@ -9,7 +9,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.errors import InputError, OptionError, suggest
+from vitrail.evaluate.answers import PRIORS
 from vitrail.evaluate.bench.driver import Watch, run
 from vitrail.evaluate.bench.engines import Engine, local
 from vitrail.evaluate.bench.measure import CurvePanel
@@ -125,6 +126,18 @@ def _as_cell(text: str) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
+TEMPLATE = "evaluate/bench/table.html"
+
+
+def table_html(table: Table) -> str:
+    """The table as a block of HTML, for notebooks."""
+    from vitrail.plots.page import render as fill
+
+    head = ["method", "n", *(column.title for column in table.columns)]
+    rows = [(name, count(row), row) for name, row in table.rows]
+    return str(fill(TEMPLATE, title=table.title, head=head, rows=rows, notes=table.notes, number=number, close=close))
+
+
 CSV_HEAD = "table,method,metric,value,low,high,examples,p_against_best,best\n"
 FORMS: dict[str, Callable[[Table], str]] = {"markdown": _markdown, "latex": _latex, "csv": _csv}
 
@@ -137,8 +150,20 @@ def render(made: Sequence[Table], form: str = "markdown") -> str:
     return CSV_HEAD + "".join(texts) if form == "csv" else "\n".join(texts)
 
 
-Series = tuple[np.ndarray, np.ndarray]
-Panels = dict[str, list[tuple[str, Series]]]
+@dataclass(frozen=True, eq=False)
+class MeanCurve:
+    """The mean of a curve over examples, with its 95 % interval at each place.
+
+    The interval is the normal one of a mean, within what was measured.
+    """
+
+    places: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+Panels = dict[str, list[tuple[str, MeanCurve]]]
 """Kind of curve -> methods and their curves."""
 PANELS: dict[str, tuple[str, CurvePanel]] = {
     panel.name: (measure.name, panel) for measure in MEASURES.values() for panel in measure.panels
@@ -146,23 +171,51 @@ PANELS: dict[str, tuple[str, CurvePanel]] = {
 """Kind of curve -> the metric it is read from, and how it is drawn."""
 
 
-def _series(group: TableGroup, method: MeasuredMethod, metric: str, panel: CurvePanel) -> Series | None:
+NORMAL = 1.96
+"""Standard errors on each side of a mean that make a 95 % interval."""
+
+
+def _mean_curve(group: TableGroup, method: MeasuredMethod, metric: str, panel: CurvePanel) -> MeanCurve | None:
     """The mean over examples of a stored curve, which are read one after the other."""
-    total, count = np.zeros(1), 0
+    count, mean, spread = 0, np.zeros(1), np.zeros(1)
+    least, most = np.full(1, np.inf), np.full(1, -np.inf)
     for _, (row,) in group.store.values(method.run, (metric,)):
-        total, count = total + np.asarray(panel.curve(row), dtype=np.float64), count + 1
-    return (panel.places(group.protocol, len(total)), total / count) if count else None
+        curve = np.asarray(panel.curve(row), dtype=np.float64)
+        count += 1
+        away = curve - mean
+        mean = mean + away / count
+        spread = spread + away * (curve - mean)  # Welford: the sum of squares around the mean
+        least, most = np.minimum(least, curve), np.maximum(most, curve)
+    if not count:
+        return None
+    width = NORMAL * np.sqrt(spread / max(count - 1, 1) / count)
+    low, high = np.maximum(mean - width, least), np.minimum(mean + width, most)
+    return MeanCurve(panel.places(group.protocol, len(mean)), mean, low, high)
 
 
 def curves(path: str | Path) -> "Figure":
-    """A figure with a row for each model, data set and protocol, and a panel for each kind of curve."""
-    from matplotlib.figure import Figure
+    """A figure with a row for each model, data set and protocol, and a panel for each kind of curve.
+
+    Lines are means over examples, bands their 95 % intervals. Rows of chance, such as random scores, are dashed.
+
+    Args:
+        path: a results file.
+
+    Returns:
+        A figure of matplotlib.
+
+    Raises:
+        InputError: where no protocol of the file measures curves.
+        MissingExtraError: where matplotlib is not installed.
+    """
+    from vitrail.plots.canvas import new_figure
 
     rows = panels_of(path)
     if not rows:
         raise InputError(f"{path} holds no curves: run a protocol that perturbs, such as chefer or vitrail, or sanity.")
     width = max(len(panels) for _, panels in rows)
-    figure = Figure(figsize=(4.2 * width, 3.6 * len(rows)), layout="constrained")
+    figure = new_figure(3.3 * width, 3.1 * len(rows))
+    figure.set_layout_engine("constrained")
     axes: Any = figure.subplots(len(rows), width, squeeze=False)
     for (title, panels), line in zip(rows, axes, strict=True):
         for place in line[len(panels) :]:
@@ -170,7 +223,7 @@ def curves(path: str | Path) -> "Figure":
         for (name, series), place in zip(panels.items(), line, strict=False):
             _draw(place, name, series)
         line[0].set_title(f"{title}\n{next(iter(panels))}", loc="left", fontsize=9)
-        line[0].legend(fontsize=7)
+        line[0].legend(fontsize=7, frameon=False)
     return figure
 
 
@@ -182,23 +235,31 @@ def panels_of(path: str | Path) -> list[tuple[str, Panels]]:
 
 
 def _panels(group: TableGroup) -> Panels:
-    found = {
-        name: [(m.label, series) for m in group.methods if (series := _series(group, m, metric, panel)) is not None]
-        for name, (metric, panel) in PANELS.items()
-    }
-    return {name: series for name, series in found.items() if series}
+    found: Panels = {}
+    for name, (metric, panel) in PANELS.items():
+        measured = ((method.label, _mean_curve(group, method, metric, panel)) for method in group.methods)
+        if series := [(label, curve) for label, curve in measured if curve is not None]:
+            found[name] = series
+    return found
 
 
-def _draw(place: "Axes", name: str, series: Sequence[tuple[str, Series]]) -> None:
+CHANCE = {"color": "#6b6b6b", "linestyle": "--"}
+"""How curves of chance are drawn: random scores, and positions."""
+
+
+def _draw(place: "Axes", name: str, series: Sequence[tuple[str, MeanCurve]]) -> None:
     _, panel = PANELS[name]
-    for number, (label, (x, y)) in enumerate(series):
-        place.plot(
-            x, y, label=label, marker="o", markersize=2.5, linewidth=1.2, linestyle=("-", "--", ":")[number // 10 % 3]
-        )
+    for number, (label, curve) in enumerate(series):
+        look: dict[str, Any] = {"linestyle": ("-", "--", ":")[number // 10 % 3], "color": f"C{number % 10}"}
+        look = CHANCE if label in PRIORS else look
+        place.plot(curve.places, curve.mean, label=label, marker="o", markersize=2.2, linewidth=1.2, **look)
+        place.fill_between(curve.places, curve.low, curve.high, color=look["color"], alpha=0.15, linewidth=0)
     place.set_title(name, loc="left", fontsize=9)
-    place.set_xlabel(panel.across)
-    place.set_ylabel(panel.up)
-    place.grid(alpha=0.3)
+    place.set_xlabel(panel.across, fontsize=8)
+    place.set_ylabel(panel.up, fontsize=8)
+    place.tick_params(labelsize=7)
+    place.spines[["top", "right"]].set_visible(False)
+    place.grid(alpha=0.25, linewidth=0.5)
 
 
 RANKED_BY = ("ABPC", "AOPC")
@@ -226,16 +287,31 @@ class Recommendation:
     ranks: tuple[Rank, ...]
     table: Table
 
+    def __str__(self) -> str:
+        """The methods in their order, one in a line."""
+        lines = [f"{self.table.title}, by {self.measure}"]
+        for place, rank in enumerate(self.ranks, 1):
+            found, mark = rank.estimate, " ~" if rank.as_good and place > 1 else ""
+            between = f"[{number(found.low)}, {number(found.high)}]"
+            lines.append(f"{place}. {rank.method}: {number(found.value)} {between}{mark}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The table with its methods in their order, for notebooks."""
+        order = [rank.method for rank in self.ranks]
+        rows = sorted(self.table.rows, key=lambda row: order.index(row[0]) if row[0] in order else len(order))
+        return table_html(replace(self.table, rows=tuple(rows)))
+
 
 def recommend(
-    plan: Plan, path: str | Path | None = None, *, engine: Engine = local, watch: Watch = lambda progress: None
+    plan: Plan, path: str | Path | None = None, *, engine: Engine = local, watch: Watch | None = None
 ) -> Recommendation:
     """Run a small plan of one model on one data set under the protocol `vitrail` as `measure`, and rank its methods."""
     return ranking(measure(plan, path, engine=engine, watch=watch)[0])
 
 
 def measure(
-    plan: Plan, path: str | Path | None = None, *, engine: Engine = local, watch: Watch = lambda progress: None
+    plan: Plan, path: str | Path | None = None, *, engine: Engine = local, watch: Watch | None = None
 ) -> list[Table]:
     """Run a plan of one model, data set and protocol as `run` does, and give its tables.
 

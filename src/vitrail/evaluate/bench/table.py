@@ -273,6 +273,18 @@ class Table:
     columns: tuple[Column, ...]
     rows: Rows
 
+    def __str__(self) -> str:
+        """The table as Markdown."""
+        from vitrail.evaluate.bench.forms import render
+
+        return render([self])
+
+    def _repr_html_(self) -> str:
+        """The table for notebooks."""
+        from vitrail.evaluate.bench.forms import table_html
+
+        return table_html(self)
+
 
 def tables(path: str | Path, *, seed: int = 0, resamples: int = RESAMPLES) -> list[Table]:
     """Every table of a results file; more resamples of the bootstrap make the intervals smoother."""

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitrail.attribution import SeenPictures
 from vitrail.errors import InputError, OptionError, TargetError, one_line, suggest
 from vitrail.models.texts import check_text
 from vitrail.targets import Target, check_class, only
@@ -35,12 +36,14 @@ class Sample:
 
     Args:
         start: where a model wrote a text itself, the column of its first token.
+        seen: the photograph that maps are drawn over, where it is known which part of it the picture shows.
     """
 
     inputs: Tensor | Mapping[str, Any]
     picture: "Image | None" = None
     sound: Sound | None = None
     start: int | None = None
+    seen: SeenPictures | None = None
 
 
 Preprocess = Callable[..., Sample]

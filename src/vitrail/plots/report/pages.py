@@ -379,7 +379,7 @@ def _charts(panels: Panels) -> Markup:
     drawn = []
     for name, series in panels.items():
         _, panel = PANELS[name]
-        lines = [Line(label, looks[label], x.astype(float).tolist(), y.tolist()) for label, (x, y) in series]
+        lines = [Line(label, looks[label], c.places.astype(float).tolist(), c.mean.tolist()) for label, c in series]
         drawn.append(chart(lines, across=panel.across, up=panel.up, title=name))
     return Markup('<div class="charts">{}</div>').format(Markup().join(drawn)) if drawn else Markup()
 
