@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import vitrail.many
 from PIL import Image
 from tiny_models import MODELS, tiny
 from torch.testing import assert_close
 
 import vitrail
+import vitrail.many
 from vitrail import targets, zoo
 from vitrail.api.many import Batch, PartStore, picture_batches
 from vitrail.errors import EngineError, InputError, OptionError
