@@ -115,7 +115,7 @@ def test_what_decides_a_number_is_measured_anew(pets_plan, own, change):
     change(own)
     again = bench.run(pets_plan(), path)
     assert (again.fresh, again.done) == (6, 6)
-    assert again.older == 1
+    assert again.older == 3  # the method, and the rows random and centre
     assert bench.run(pets_plan(), path).fresh == 0
     made = bench.tables(path)
     assert len(made) == 2
@@ -166,7 +166,8 @@ def test_more_examples_go_on_and_a_change_among_those_measured_before_does_not(p
     assert bench.run(pets_plan(limit=3), path).fresh == 3  # never mixed with a set that holds the old pug_5
     assert bench.run(pets_plan(limit=6), path).fresh == 3
     with reading(path) as store:
-        assert sorted(len(store.examples(run)) for run in store.runs()) == [6, 6]
+        counts = sorted(len(store.examples(run)) for run in store.runs())
+        assert counts == [6] * 6  # the method and two priors, each twice
 
 
 def test_an_example_that_was_never_measured_may_change(pets_plan, own):
@@ -190,7 +191,7 @@ def test_a_repaired_file_is_measured(pets_plan, own):
     picture = own / "pets" / "images" / "pug_4.jpg"
     whole = picture.read_bytes()
     picture.write_bytes(b"broken")
-    assert bench.run(pets_plan(), own / "r.db").skipped == 1
+    assert bench.run(pets_plan(), own / "r.db").skipped == 3  # of the method and of two priors
     picture.write_bytes(whole)
     again = bench.run(pets_plan(), own / "r.db")
     assert (again.fresh, again.skipped) == (6, 0)
@@ -212,20 +213,20 @@ def test_a_file_of_version_0_1_0_opens_and_its_rows_are_kept(pets_plan, own, cap
     path = own / "r.db"
     bench.run(pets_plan(), path)
     with closing(sqlite3.connect(path)) as file, file:
-        (name, about) = file.execute("SELECT id, about FROM runs").fetchone()
-        about = json.loads(about)
-        del about["data"]["set"], about["model"]["setup"]
-        file.execute("UPDATE results SET run = 'old'")
-        file.execute("UPDATE runs SET id = 'old', about = ? WHERE id = ?", (json.dumps(about), name))
+        for number, (name, about) in enumerate(file.execute("SELECT id, about FROM runs").fetchall()):
+            about = json.loads(about)
+            del about["data"]["set"], about["model"]["setup"]
+            file.execute("UPDATE results SET run = ? WHERE run = ?", (f"old {number}", name))
+            file.execute("UPDATE runs SET id = ?, about = ? WHERE id = ?", (f"old {number}", json.dumps(about), name))
         file.execute("DROP TABLE contents")
     old = bench.render(bench.tables(path))
     found = bench.run(pets_plan(), path)
-    assert (found.fresh, found.older) == (6, 1)
+    assert (found.fresh, found.older) == (6, 3)
     assert set(found.changed) == {"data", "model"}
     assert len(bench.tables(path)) == 2
     assert old in [bench.render([table]) for table in bench.tables(path)]
     note_older(found, path)
-    assert "1 older runs of the same names, which differ in data, model" in capsys.readouterr().err
+    assert "3 older runs of the same names, which differ in data, model" in capsys.readouterr().err
 
 
 def picture(pixels, **more):

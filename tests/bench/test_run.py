@@ -241,7 +241,7 @@ def test_other_options_are_other_rows(plan_of, tmp_path):
         bench.run(plan_of(trials=(bench.Trial("gradtoken", {"scheme": scheme}),)), path)
     assert len(values(path, "gradtoken(scheme=none)", "positive")) == len(values(path, "gradtoken", "positive")) == 6
     (table,) = bench.tables(path)
-    assert [name for name, _ in table.rows] == ["gradtoken", "gradtoken(scheme=none)"]
+    assert [name for name, _ in table.rows] == ["centre", "gradtoken", "gradtoken(scheme=none)", "random"]
 
 
 def test_an_option_given_with_its_default_is_the_same_run(plan_of, tmp_path):
@@ -269,7 +269,8 @@ def test_broken_examples_are_counted_and_the_others_measured(place, plan_of, tmp
     shutil.copy(place / "pets" / "trimaps" / "pug_2.png", pets / "trimaps" / "pug_2.png")
     empty(pets / "trimaps" / "pug_2.png")
     found = bench.run(plan_of(data=(bench.DataSpec("pets", str(pets)),)), tmp_path / "r.db")
-    assert found.skipped == 2 * (3 + 1)  # both methods: all three metrics of one picture, segmentation of another
+    # Both methods and both priors: all three metrics of one picture, segmentation of another.
+    assert found.skipped == 4 * (3 + 1)
     (table,) = bench.tables(tmp_path / "r.db")
     estimates = dict(zip([c.name for c in table.columns], table.rows[0][1], strict=True))
     assert (estimates["mIoU"].count, estimates["positive AUC"].count) == (4, 5)
@@ -377,7 +378,7 @@ def test_questions_are_measured_by_the_tokens_of_the_answer(place, plan_of, tmp_
         data=(bench.DataSpec("squad2", str(tmp_path / "dev.json")),),
         protocols=bench.protocols_of(("attcat",)),
     )
-    assert bench.run(plan, tmp_path / "r.db").skipped == 2
+    assert bench.run(plan, tmp_path / "r.db").skipped == 4  # both methods and both priors
     assert values(tmp_path / "r.db", "gae", "precision_at_k") == {"a": {"answer": 2, "count": 2}, "b": None}
 
 
@@ -485,9 +486,9 @@ def test_half_precision_is_another_run(plan_of, tmp_path):
 def test_ablations_expand_to_the_blocks_of_the_model(plan_of, tmp_path):
     bench.run(plan_of(trials=(), ablation="gradtoken", limit=1, metrics=("segmentation",)), tmp_path / "r.db")
     (table,) = bench.tables(tmp_path / "r.db")
-    assert len(table.rows) == 6  # five schemes and the plain mean of heads; two blocks leave no other depth
+    assert len(table.rows) == 2 + 6  # priors, five schemes, the plain mean of heads; two blocks leave no other depth
     bench.run(plan_of(trials=(), ablation="vtranm", limit=1, metrics=("segmentation",)), tmp_path / "v.db")
-    assert len(bench.tables(tmp_path / "v.db")[0].rows) == 6
+    assert len(bench.tables(tmp_path / "v.db")[0].rows) == 2 + 6
 
 
 def test_a_text_of_which_the_tokenizer_leaves_nothing_is_skipped_and_the_others_measured(place, text_plan_of, tmp_path):

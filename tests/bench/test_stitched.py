@@ -6,6 +6,7 @@ from PIL import Image
 from vitrail import compare
 from vitrail.errors import InputError, OptionError
 from vitrail.evaluate import bench, data, metrics
+from vitrail.evaluate.bench.plan import PRIORS
 from vitrail.evaluate.bench.store import reading
 from vitrail.models.loading import load
 from vitrail.tools.guide import open_shipped
@@ -17,9 +18,9 @@ def cui(plan_of):
 
 
 def stored(path, metric):
-    """Key -> stored value of the one run's metric, of the examples that have one."""
+    """Key -> stored value of the one method's metric, of the examples that have one."""
     with reading(path) as store:
-        (run,) = store.runs()
+        (run,) = (run for run, about in store.runs().items() if about["method"]["name"] not in PRIORS)
         return {key: value for key, name, value, _ in store.results(run) if name == metric and value is not None}
 
 

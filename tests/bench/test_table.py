@@ -96,7 +96,7 @@ def results(tmp_path_factory, place):
 def test_markdown_marks_one_best_in_every_column(results):
     text = bench.render(bench.tables(results))
     lines = [line.split("|")[3:-1] for line in text.splitlines() if line.startswith("| `")]
-    assert len(lines) == 2
+    assert len(lines) == 4
     for cells in zip(*lines, strict=True):
         assert sum("**" in cell for cell in cells) == 1
         assert all("[" in cell for cell in cells)
@@ -109,7 +109,7 @@ def test_latex_escapes_and_csv_can_be_read(results):
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 1
     assert r"\textbf{" in latex
     rows = list(csv.DictReader(io.StringIO(bench.render(bench.tables(results), "csv"))))
-    assert {row["method"] for row in rows} == {"gae", "gradtoken(scheme=none)"}
+    assert {row["method"] for row in rows} == {"gae", "gradtoken(scheme=none)", "random", "centre"}
     assert all(float(row["low"]) <= float(row["value"]) + 1e-9 for row in rows)
     assert {row["examples"] for row in rows} == {"6"}
 
@@ -145,7 +145,7 @@ def test_curves_have_a_line_for_each_method(results):
     assert [place.get_title(loc="left").splitlines()[-1] for place in places] == [
         f"{order}: {what}" for order in ("positive", "negative") for what in ("accuracy", "probability")
     ]
-    assert all(len(place.lines) == 2 for place in places)
+    assert all(len(place.lines) == 4 for place in places)
     np.testing.assert_allclose(places[0].lines[0].get_xdata(), np.arange(21) / 20)
 
 

@@ -31,7 +31,7 @@ def test_the_numbers_are_those_of_the_table(results):
     page = report.of_results(results).to_html()
     shown = [row for table in Reader(page).tables if table[0][:2] == ["method", "n"] for row in table[1:]]
     assert shown == [[cell.strip() for cell in row] for row in printed]
-    assert len(shown) == 3 + 3
+    assert len(shown) == 3 + 2 + 3  # with both priors; of these nobody asks how far they agree
     assert page.count("<strong>") == bench.render(bench.tables(results)).count("**") // 2
 
 

@@ -15,9 +15,9 @@ from vitrail.attribution import versions
 from vitrail.capture.recording.forward import find_body
 from vitrail.capture.shadow import shadow
 from vitrail.errors import OptionError, as_path
-from vitrail.evaluate.answers import PRIORS
+from vitrail.evaluate.bench import priors
 from vitrail.evaluate.bench.engines import Engine, local
-from vitrail.evaluate.bench.measures import find_measure
+from vitrail.evaluate.bench.measures import MEASURES, find_measure
 from vitrail.evaluate.bench.opened import (
     Opened,
     RunSettings,
@@ -30,7 +30,17 @@ from vitrail.evaluate.bench.opened import (
     setup_hash,
     weights_hash,
 )
-from vitrail.evaluate.bench.plan import ABLATIONS, DTYPES, DataSpec, Measurement, ModelSpec, Plan, Trial, Unit
+from vitrail.evaluate.bench.plan import (
+    ABLATIONS,
+    DTYPES,
+    PRIORS_OF,
+    DataSpec,
+    Measurement,
+    ModelSpec,
+    Plan,
+    Trial,
+    Unit,
+)
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.store import About, Store, identity, writing
 from vitrail.evaluate.bench.worker import Worker
@@ -283,11 +293,14 @@ def _measurements(
         metrics = metrics_for(protocol, spec)
         if not metrics:
             continue
-        for trial in _trials(plan, opened):
+        of_priors = priors.measures(metrics, MEASURES)
+        asked = [(trial, metrics) for trial in _trials(plan, opened)]
+        asked += [(Trial(name), of_priors) for name in PRIORS_OF[opened.kind] if of_priors]
+        for trial, wanted in asked:
             method = trial.about(plan.preset, opened.kind)
             run = store.add_run({**common, "protocol": protocol.table(), "method": method})
             keys = every if trial.subset is None else frozenset(chosen.spread(trial.subset).keys)
-            found.setdefault(run, Measurement(run, trial, protocol, metrics, keys))
+            found.setdefault(run, Measurement(run, trial, protocol, wanted, keys))
     return list(found.values())
 
 
@@ -297,5 +310,4 @@ def _trials(plan: Plan, opened: Opened) -> list[Trial]:
         with shadow(opened.loaded.model) as own:
             blocks = len(find_body(own, None, read_inputs(opened.loaded.example().inputs)).blocks)
         more = [Trial(name, options) for name, options in ABLATIONS[plan.ablation](blocks)]
-    priors = [Trial(name) for name in PRIORS] if opened.kind == "answer" else []
-    return [*(trial for trial in (*plan.trials, *more) if applies(trial, opened.kind, plan.preset)), *priors]
+    return [trial for trial in (*plan.trials, *more) if applies(trial, opened.kind, plan.preset)]

@@ -22,7 +22,7 @@ from vitrail.evaluate.bench.driver import Watch, run
 from vitrail.evaluate.bench.engines import Engine, local
 from vitrail.evaluate.bench.measure import CurvePanel
 from vitrail.evaluate.bench.measures import MEASURES
-from vitrail.evaluate.bench.plan import Plan
+from vitrail.evaluate.bench.plan import PRIORS, Plan
 from vitrail.evaluate.bench.store import reading
 from vitrail.evaluate.bench.table import (
     SIGNIFICANT,
@@ -333,5 +333,6 @@ def ranking(table: Table) -> Recommendation:
     measure = next((name for name in RANKED_BY if name in names), None)
     if measure is None:
         raise InputError(f"{table.title} measures {', '.join(names)}; ranking needs {' or '.join(RANKED_BY)}.")
-    found = [Rank(method, e) for method, row in table.rows if (e := row[names.index(measure)]) is not None]
+    methods = [(method, row[names.index(measure)]) for method, row in table.rows if method not in PRIORS]
+    found = [Rank(method, estimate) for method, estimate in methods if estimate is not None]
     return Recommendation(measure, tuple(sorted(found, key=lambda rank: -rank.estimate.value)), table)

@@ -169,6 +169,14 @@ class Pictures:
             return self.opened.loaded.logits(images)
 
     @cached_property
+    def grid(self) -> tuple[int, int]:
+        """Rows and columns of the model's patches."""
+        found = predict(self.opened.loaded.model, self.inputs[:1]).grid
+        if found is None:
+            raise InputError(f"the patches of {self.opened.loaded.name} are in no rows and columns.")
+        return found
+
+    @cached_property
     def logits(self) -> Tensor:
         """What the model says of the clean pictures."""
         return self.score(self.images).float()

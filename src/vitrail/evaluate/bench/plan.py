@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from vitrail.errors import OptionError, suggest
-from vitrail.evaluate.answers import PRIORS
 from vitrail.evaluate.bench.protocols import CLASSES, Protocol, find_protocol
 from vitrail.methods import METHODS, find_method
 
@@ -40,6 +39,12 @@ def gradtoken(blocks: int) -> list[Spec]:
     return [("gradtoken", one) for one in options]
 
 
+PRIORS_OF: Mapping[str, tuple[str, ...]] = {
+    "image": ("random", "centre"),
+    **dict.fromkeys(("text", "question", "answer"), ("random", "position")),
+}
+"""By the kind of data, the rows of its tables that read nothing of the model."""
+PRIORS = frozenset(name for names in PRIORS_OF.values() for name in names)
 ABLATIONS: dict[str, Callable[[int], list[Spec]]] = {"vtranm": vtranm, "gradtoken": gradtoken}
 """Name -> the variants for a model with so many blocks."""
 DTYPES: dict[str, torch.dtype | None] = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}

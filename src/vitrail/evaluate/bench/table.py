@@ -24,6 +24,7 @@ from vitrail.errors import InputError, as_path
 from vitrail.evaluate import metrics
 from vitrail.evaluate.bench.measure import Column
 from vitrail.evaluate.bench.measures import MEASURES, columns_of
+from vitrail.evaluate.bench.plan import PRIORS
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.store import Store, reading
 
@@ -40,6 +41,7 @@ class MethodSample:
 
     features: Features
     present: Present
+    is_prior: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,9 @@ def estimates(
         return [None] * len(samples)
     sign = 1 if column.higher else -1
     # A method that was measured on some examples only may have had the easy ones.
-    most = max(int(samples[i].present.sum()) for i in known)
-    whole = [i for i in known if samples[i].present.sum() >= WHOLE * most]
+    rivals = [i for i in known if not samples[i].is_prior] or known
+    most = max(int(samples[i].present.sum()) for i in rivals)
+    whole = [i for i in rivals if samples[i].present.sum() >= WHOLE * most]
     best = max(whole, key=lambda i: sign * (values[i] or 0.0))
     alone: list[list[np.ndarray]] = [[] for _ in samples]
     wins: list[list[np.ndarray]] = [[] for _ in samples]
@@ -179,7 +182,8 @@ class TableGroup:
     def samples(self, column: Column) -> list[MethodSample]:
         """The features of every method at the group's examples."""
         places = {key: place for place, key in enumerate(self.keys)}
-        return [self._sample(method.run, column, places) for method in self.methods]
+        found = [self._sample(method.run, column, places) for method in self.methods]
+        return [replace(x, is_prior=one.label in PRIORS) for x, one in zip(found, self.methods, strict=True)]
 
     def _sample(self, run: str, column: Column, places: dict[str, int]) -> MethodSample:
         features, present = np.zeros((len(places), 1)), np.zeros(len(places), dtype=bool)
@@ -301,11 +305,13 @@ def tabulate(group: TableGroup, *, seed: int = 0, resamples: int = RESAMPLES) ->
     if group.columns:
         by_column = _estimates(group, seed, resamples)
         rows = tuple((m.label, tuple(column[i] for column in by_column)) for i, m in enumerate(group.methods))
-        made.append(Table(group.about, group.title, notes(group), tuple(group.columns), rows))
+        lines = (*notes(group), *not_better(group.columns, rows))
+        made.append(Table(group.about, group.title, (*lines, *_skipped(group)), tuple(group.columns), rows))
     columns, rows = agreement(group, seed=seed, resamples=resamples)
     if columns:
         title = f"{group.title}: how far methods agree"
-        made.append(Table(group.about, title, notes(group, alike=True), columns, rows))
+        lines = (*notes(group, alike=True), *_skipped(group))
+        made.append(Table(group.about, title, lines, columns, rows))
     return made
 
 
@@ -335,7 +341,27 @@ def notes(group: TableGroup, *, alike: bool = False) -> tuple[str, ...]:
         f"{about['dtype']}; {versions}.",
         f"Examples: {len(group.keys)}. In brackets 95 % bootstrap intervals over examples{'' if alike else best}.",
     ]
-    return (*lines, *_skipped(group))
+    return tuple(lines)
+
+
+def not_better(columns: Sequence[Column], rows: Rows) -> list[str]:
+    """Which methods are no better than one of the rows that read nothing of the model, by column."""
+    references = [(name, row) for name, row in rows if name in PRIORS]
+    found: list[str] = []
+    for place, column in enumerate(columns):
+        known = [row[place] for _, row in references]
+        values = [one.value for one in known if one is not None]
+        if column.higher is None or not values:
+            continue
+        best = max(values) if column.higher else min(values)
+        worse: list[str] = []
+        for name, row in rows:
+            one = row[place]
+            if name not in PRIORS and one is not None and (one.value <= best if column.higher else one.value >= best):
+                worse.append(name)
+        found += [f"{column.name}: {', '.join(worse)}"] if worse else []
+    names = " and ".join(name for name, _ in references)
+    return [f"Not better than {names}: {'; '.join(found)}."] if found else []
 
 
 def conventions(group: TableGroup) -> str:
@@ -363,10 +389,11 @@ def conventions(group: TableGroup) -> str:
 
 def _skipped(group: TableGroup) -> list[str]:
     """How many results are missing, and the first reasons."""
-    reasons = sum((Counter(group.store.reasons(method.run)) for method in group.methods), Counter())
+    methods = [method for method in group.methods if method.label not in PRIORS]  # those lack the same ones
+    reasons = sum((Counter(group.store.reasons(method.run)) for method in methods), Counter())
     if not reasons:
         return []
-    examples = set().union(*(group.store.examples(method.run, skipped=True) for method in group.methods))
+    examples = set().union(*(group.store.examples(method.run, skipped=True) for method in methods))
     shown = [f"{reason} ({times} times)" for reason, times in sorted(reasons.items())[:REASONS]]
     more = f" and {len(reasons) - REASONS} more reasons" if len(reasons) > REASONS else ""
     return [f"Skipped: {reasons.total()} results of {len(examples)} examples: {'; '.join(shown)}{more}."]

@@ -16,11 +16,12 @@ from vitrail.api.explainer import Explainer
 from vitrail.attribution import Attribution
 from vitrail.errors import EngineError, InputError, OptionError, VitrailError, one_line
 from vitrail.evaluate import metrics
+from vitrail.evaluate.bench import priors
 from vitrail.evaluate.bench.measure import Classes, Measure, Shown
 from vitrail.evaluate.bench.measures import MEASURES
 from vitrail.evaluate.bench.opened import RunSettings, hash_of, open_data, open_model, own_generators
 from vitrail.evaluate.bench.pictures import Pictures, beside_guide
-from vitrail.evaluate.bench.plan import Finished, Measurement, ResultRow, Trial, Unit
+from vitrail.evaluate.bench.plan import PRIORS, Finished, Measurement, ResultRow, Trial, Unit
 from vitrail.evaluate.bench.protocols import Protocol
 from vitrail.evaluate.bench.texts import READERS, Batch, Contexts, Texts, explained_contexts, outcomes
 from vitrail.storage import is_finite
@@ -39,9 +40,19 @@ def explained(
         found = explained_contexts(batch, trials, preset, model)
         return {trial: _rows_shown(trial, rows) for trial, rows in zip(trials, found, strict=True)}
     target = targets.answer_span() if not classes else targets.logit(classes)
-    specs = [(trial.name, {"preset": preset, **trial.options}) for trial in trials]
-    found = outcomes(explainer.compare(batch.inputs, specs, target))
-    return {trial: _shown(batch, trial, one, classes) for trial, one in zip(trials, found, strict=True)}
+    methods = [trial for trial in trials if trial.name not in PRIORS]
+    specs = [(trial.name, {"preset": preset, **trial.options}) for trial in methods]
+    found = outcomes(explainer.compare(batch.inputs, specs, target)) if specs else []
+    made = {trial: _shown(batch, trial, one, classes) for trial, one in zip(methods, found, strict=True)}
+    return {trial: made.get(trial) or _prior_shown(batch, trial, classes) for trial in trials}
+
+
+def _prior_shown(batch: Pictures | Texts, trial: Trial, classes: Classes) -> Shown | str:
+    """What a prior shows, or why it cannot."""
+    try:
+        return priors.shown(trial.name, batch, classes)
+    except InputError as error:
+        return _reason(trial, error)
 
 
 def randomised(batch: Batch, trials: Sequence[Trial], classes: Classes, settings: RunSettings) -> dict[Trial, Cascade]:
