@@ -243,7 +243,7 @@ def test_an_answer_about_a_picture_and_its_sources_are_those_of_the_library(expl
         expected = streams["image"].scores[0].numpy()
         assert tuple(found["grid"]) == streams["image"].grid == (4, 4)
         np.testing.assert_allclose(unpacked(found["patches"]), expected, atol=float(abs(expected).max()) / 60000)
-        text = streams["text"].scores[0, sample.start - len(first["prompt"]) : sample.start].numpy()
+        text = streams["text"].shown[0, sample.start - len(first["prompt"]) : sample.start].numpy()
         np.testing.assert_allclose(unpacked(found["scores"]), text, atol=float(abs(text).max()) / 60000)
     assert do("answer", input=BALL, model=questioned, question="a b c", length=5) == [first, *words, {"done": True}]
 

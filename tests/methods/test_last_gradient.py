@@ -164,7 +164,7 @@ def test_a_target_function_sees_the_batch_as_it_was_given(method):
 def test_the_end_of_the_path_is_the_pass_that_was_made_anyway(method):
     model, runs = tiny("hf_vit"), []
     handle = model.register_forward_pre_hook(lambda *_: runs.append(1))
-    vitrail.explain(model, MODELS["hf_vit"].inputs(), "gae")  # the first call measures the model's structure
+    vitrail.explain(model, MODELS["hf_vit"].inputs(), method, steps=2)  # measures the model, and that it repeats itself
     runs.clear()
     vitrail.explain(model, MODELS["hf_vit"].inputs(), method, steps=6)
     handle.remove()

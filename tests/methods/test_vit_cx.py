@@ -161,8 +161,8 @@ def test_without_noise_every_mask_is_tried_once(noise, passes):
     seen.clear()
     vitrail.explain(model, inputs, "vit_cx", threshold=0.0, noise=noise, batch=10)
     handle.remove()
-    # Two copies tell whether samples are kept apart; then 24 channels.
-    assert seen == [1, 2, *[10] * passes, *[10] * passes, *[4] * passes]
+    # Two passes tell whether the model repeats itself, two copies whether samples are kept apart; then 24 channels.
+    assert seen == [1, 1, 1, 2, *[10] * passes, *[10] * passes, *[4] * passes]
 
 
 def test_what_runs_again_and_fails_leaves_the_model_as_it_was():
