@@ -199,8 +199,20 @@ class Attribution:
     def __getitem__(self, key: SupportsIndex | slice) -> "Attribution":
         """Return one sample or some samples of the batch. The batch axis stays: one sample is a batch of one.
 
+        Args:
+            key: a number, from the end if it is negative, or a slice.
+
+        Returns:
+            An attribution of these samples, with their tokens, targets, pictures and streams.
+
         Raises:
             NoSampleError: where there is no such sample.
+
+        Example:
+            >>> import vitrail
+            >>> both = vitrail.explain("sentiment", ["a small miracle of a film", "endless and dull"], "attcat")
+            >>> both[1].title(probable=False), len(both[1])
+            ('negative', 1)
         """
         count = len(self)
         if isinstance(key, slice):
@@ -415,7 +427,13 @@ class Attribution:
 
     @property
     def titles(self) -> str:
-        """What is explained of all samples, in a few words: `golf ball`, or `tabby / class 7 / 3 more`."""
+        """Return what is explained of all samples, in a few words: `tabby / class 7 / 3 more`.
+
+        Example:
+            >>> import vitrail
+            >>> vitrail.explain("sentiment", "a small miracle of a film", "attcat").titles
+            'positive'
+        """
         found = list(dict.fromkeys(self.title(index, probable=False) for index in range(len(self))))
         rest = [f"{len(found) - TITLES} more"] if len(found) > TITLES + 1 else found[TITLES:]
         return " / ".join([*found[:TITLES], *rest])
@@ -563,6 +581,9 @@ class Comparison(Sequence[Attribution]):
 
     def to_dataframe(self) -> "DataFrame":
         """Return the tables of all methods in one, see `Attribution.to_dataframe`; a column `method` tells them apart.
+
+        Returns:
+            A table of pandas, method after method.
 
         Raises:
             MissingExtraError: where pandas is not installed.

@@ -91,8 +91,9 @@ def explain(  # noqa: PLR0913  (each is a choice of its own)
             preprocessing also takes a picture, a path, an array `[h, w, 3]`, a text, or a list of them; one that
             answers about a picture takes `(picture, question)`, one that answers about a text `(question, context)`.
         method: a name of `vitrail.METHODS`, also with options, `"gae(start_layer=1)"`; `auto` is `consensus` where it
-            applies, `attn_lrp` on several streams of tokens, else `gae`. Or a method of your own: a `Walk`, a
-            `RerunMethod`, or a function of a recording that returns one score per token.
+            applies, `attn_lrp` on several streams of tokens, else `gae`; of a contrast of two classes, methods with
+            signs. Or a method of your own: a `Walk`, a `RerunMethod`, or a function of a recording that returns one
+            score per token.
         target: None (the predicted class, or the answer that was written), a class by its index or its name, one of
             them per sample, a `vitrail.targets` object, or a function of the logits that gives one value per sample.
         preset: `paper`, `official` (the authors' released code) or `recommended`.
