@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 import vitrail
 from vitrail.capture.recording import forward
-from vitrail.capture.structure import measure
+from vitrail.capture.structure import sequences
 from vitrail.errors import VitrailError
 from vitrail.tools.doctor import examine
 
@@ -324,7 +324,7 @@ def test_what_is_found_of_a_known_family_gives_what_its_table_gives(name, monkey
     found = copy.deepcopy(known)
     options = [("gae", {}), ("tokentm", {}), ("tokentm", {"value_bias": False}), ("attcat", {}), ("attn_lrp", {})]
     expected = [vitrail.explain(known, inputs, method, 1, **more).scores for method, more in options]
-    for module in (forward, measure):
+    for module in (forward, sequences):
         monkeypatch.setattr(module, "known_anatomy", lambda model: None)
     with torch.no_grad():  # as callers often do
         for (method, more), one in zip(options, expected, strict=True):

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.errors import InputError, OptionError, suggest
-from vitrail.evaluate.answers import PRIORS
 from vitrail.evaluate.bench.driver import Watch, run
 from vitrail.evaluate.bench.engines import Engine, local
 from vitrail.evaluate.bench.measure import CurvePanel
