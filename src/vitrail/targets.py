@@ -1,4 +1,4 @@
-"""Which scalar is explained: a class, a contrast of two classes, a next token, an answer, a continuation.
+"""The explained scalar: a class, a contrast of two classes, a next token, an answer, a continuation.
 
 A target is a small frozen object that carries its classes and can be called on logits `[b, c]`. Classes are
 one index for all samples, a tuple with one for each, or None for the class the model predicts.
