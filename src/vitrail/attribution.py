@@ -193,7 +193,7 @@ class Attribution:
     seen: SeenPictures | None = None
 
     def __len__(self) -> int:
-        """How many samples the batch has."""
+        """Return the number of samples in the batch."""
         return self.scores.shape[0]
 
     def __getitem__(self, key: SupportsIndex | slice) -> "Attribution":
@@ -421,13 +421,13 @@ class Attribution:
         return load(path)
 
     def equals(self, other: "Attribution") -> bool:
-        """Whether every field is the same, tensors entry by entry."""
+        """Return True if every field is the same, tensors entry by entry."""
         mine, theirs = vars(self), vars(other)
         return all(_same(mine[name], theirs[name]) for name in mine if name != "seen")
 
     @property
     def titles(self) -> str:
-        """Return what is explained of all samples, in a few words: `tabby / class 7 / 3 more`.
+        """The explained targets of all samples, in a few words: `golf ball`, or `tabby / class 7 / 3 more`.
 
         Example:
             >>> import vitrail
@@ -562,7 +562,7 @@ class Comparison(Sequence[Attribution]):
         raise MethodError(f"{key!r} names {len(found)} results of this comparison: {labels}. Use a label or a number.")
 
     def __len__(self) -> int:
-        """How many methods were compared."""
+        """Return the number of methods that were compared."""
         return len(self.attributions)
 
     def __repr__(self) -> str:

@@ -26,7 +26,7 @@ from typing import TypeGuard
 
 
 def one_line(error: BaseException | str) -> str:
-    """What an error says, without line breaks."""
+    """Return the message of an error without line breaks."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -111,7 +111,7 @@ class OutputError(VitrailError, OSError):
 
 
 def shortened(given: object, length: int = 80) -> str:
-    """What was given, quoted, and cut where it is long."""
+    """Return the given value, quoted, and cut if it is long."""
     text = repr(given)
     return text if len(text) <= length else f"{text[: length - 3]}..."
 

@@ -52,7 +52,7 @@ def encode(value: object) -> Any:  # noqa: ANN401
 
 
 def decode(value: Any) -> Any:  # noqa: ANN401
-    """What `encode` was given."""
+    """Return the value that `encode` was given."""
     if isinstance(value, list):
         return [decode(x) for x in value]
     if not isinstance(value, dict):
@@ -76,7 +76,7 @@ def finite(value: Any) -> Any:  # noqa: ANN401
 
 
 def is_finite(value: Any) -> bool:  # noqa: ANN401
-    """Whether no number inside is NaN or infinite."""
+    """Return True if no number inside is NaN or infinite."""
     if isinstance(value, Mapping):
         return all(map(is_finite, value.values()))
     if isinstance(value, (list, tuple)):
@@ -408,7 +408,7 @@ def _own_tensors(attribution: Attribution) -> Arrays:
 
 
 def to_json(attribution: Attribution) -> str:
-    """What a `.json` file holds: everything, on one line."""
+    """Return the content of a `.json` file: everything, on one line."""
     values = {
         name: {"shape": list(x.shape), "values": x.flatten().tolist()} for name, x in _tensors(attribution).items()
     }
@@ -421,7 +421,7 @@ def _from_json(data: bytes) -> tuple[Header, Arrays]:
 
 
 def _parsed(data: bytes) -> Header:
-    """What a JSON text holds; the words NaN and Infinity, which Python would take, are not JSON."""
+    """Return the header in a JSON text; the words NaN and Infinity, which Python would take, are not JSON."""
 
     def refuse(word: str) -> None:
         raise ValueError(f"it holds {word}, which is no number in JSON")

@@ -1,4 +1,4 @@
-"""Which scalar is explained: a class, a contrast of two classes, a next token, an answer, a continuation.
+"""The explained scalar: a class, a contrast of two classes, a next token, an answer, a continuation.
 
 A target is a small frozen object that carries its classes and can be called on logits `[b, c]`. Classes are
 one index for all samples, a tuple with one for each, or None for the class the model predicts.
@@ -279,8 +279,8 @@ def _classes(c: Any, wrong: str | None = None) -> Classes:  # noqa: ANN401
     except (TypeError, RuntimeError) as error:  # a sparse, nested or meta tensor has no list
         raise TargetError(
             wrong
-            or f"a class index is a whole number, or one for each sample, but {c!r} was given. Class names are "
-            "known to the command line only."
+            or f"a class index is a whole number, or one for each sample, but {c!r} was given. Names are for models "
+            "that name their classes."
         ) from error
 
 

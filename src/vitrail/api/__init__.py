@@ -81,7 +81,7 @@ def explain(  # noqa: PLR0913  (each is a choice of its own)
     device: str | None = None,
     **options: Any,  # noqa: ANN401
 ) -> Attribution:
-    """What the model looked at, as one score per patch or token.
+    """Return the attribution of a prediction to the input: one score per patch or token.
 
     Args:
         model: any `torch.nn.Module` that returns logits, or an object that holds one: what `vitrail.load` gives, or

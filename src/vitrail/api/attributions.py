@@ -35,7 +35,7 @@ ARRAY = "array of {}"
 
 @dataclass(frozen=True, eq=False)
 class TokenLabels:
-    """What scores belong to: patches of a picture, or tokens of a text. The fields are those of `Attribution`."""
+    """The labels of scores: patches of a picture, or tokens of a text. The fields are those of `Attribution`."""
 
     kind: str
     grid: tuple[int, int] | None = None
@@ -90,7 +90,7 @@ def build_attribution(
 
 @dataclass(eq=False)
 class WalkOutcome:
-    """What the walk of a request has found: a result for each scalar of its target."""
+    """The results of the walk of a request: one for each scalar of its target."""
 
     results: list[tuple[Scalar, Result]] = field(default_factory=list)
     backends: set[str] = field(default_factory=set)

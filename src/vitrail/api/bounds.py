@@ -1,4 +1,4 @@
-"""What every result is held to: no credit where none can be, and no map of zeros without a word."""
+"""Checks of every result: no credit where none can be, and no map of zeros without a word."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -33,7 +33,7 @@ from vitrail.errors import OptionError, VitrailError
 from vitrail.methods import DEFAULT_METHOD
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import read_inputs
-from vitrail.models.taking import prepared
+from vitrail.models.taking import named_target, prepared
 from vitrail.relevance.runner import RerunMethod
 from vitrail.targets import AnyTarget
 
@@ -117,6 +117,7 @@ class Explainer:
             VitrailError: as `vitrail.explain` does.
         """
         given = prepared(self.model, inputs)
+        target = named_target(given, target)
         if self._prepared is None:
             graph = self._graph_for(given.inputs, self.method, self.options, target)
         else:
@@ -156,6 +157,7 @@ class Explainer:
             (['gae', 'input_x_gradient'], [2])
         """
         given, preset = prepared(self.model, inputs), self.options["preset"]
+        target = named_target(given, target)
         specs = list(methods) if isinstance(methods, Sequence) and not isinstance(methods, str) else [methods]
         made: dict[int, Attribution] = {}
         failed: dict[int, VitrailError] = {}

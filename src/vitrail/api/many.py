@@ -76,7 +76,7 @@ class ExplainedDataSet:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """What was explained by which method."""
+        """The manifest of the run: what was explained, and by which method."""
         return json.loads((self.folder / MANIFEST).read_text())
 
     def table(self) -> Any:  # noqa: ANN401
@@ -166,7 +166,7 @@ def explain_many(  # noqa: PLR0913  (each is a choice of its own)
 
 @dataclass(frozen=True)
 class Task:
-    """What is explained, and how."""
+    """The inputs to explain, and the method, target and options."""
 
     model: object
     loader: Iterable[Any]
@@ -268,7 +268,7 @@ def _listed(loader: object) -> Sequence[Batch] | None:
 
 
 def _count(loader: object) -> int | None:
-    """How many inputs a loader gives, where that is known before."""
+    """Return the number of inputs that a loader gives, if it is known before."""
     known = getattr(getattr(loader, "dataset", None), "__len__", None)
     batches = _listed(loader)
     listed = None if batches is None else sum(len(one.names) for one in batches)
@@ -288,7 +288,7 @@ def _in_full(value: object) -> str:
 
 
 def _identity(task: Task) -> dict[str, Any]:
-    """What decides the numbers of a run; where the names of inputs are known before, another folder is another run."""
+    """Return the settings that decide the numbers of a run; where the names of inputs are known, they belong to it."""
     model, batches = taken(task.model), _listed(task.loader)
     names = "\n".join(str(name) for one in batches or () for name in (*one.names, *one.places))
     return {
@@ -344,7 +344,7 @@ def rows_of(attribution: Attribution, start: int, names: Sequence[str]) -> list[
 
 
 def _batches(loader: Iterable[Any], store: "PartStore") -> Iterator[tuple[int, Sequence[str], Inputs | None]]:
-    """Where each batch starts, the names of its inputs, and the inputs; None where all its rows are written."""
+    """Yield the start of each batch, the names of its inputs, and the inputs; None where all its rows are written."""
     start = 0
     for given in loader:
         if isinstance(given, Batch):
@@ -426,7 +426,7 @@ class PartStore:
         return PartStore(folder, part_size, frozenset(whole), inputs)
 
     def holds(self, start: int, stop: int) -> bool:
-        """Whether all rows of a range are in whole part files."""
+        """Return True if all rows of a range are in whole part files."""
         if self.inputs is not None and stop > self.inputs:
             raise OptionError(
                 f"{self.folder} was finished with {self.inputs} inputs, but there are more now. Choose another output."

@@ -167,7 +167,7 @@ def check_options_at_inputs(request: Request) -> None:
 
 
 def _rows_of(model: nn.Module, inputs: Inputs, given: str, values: Tensor, part: Scalar) -> slice | Tensor | None:
-    """Which rows of an input belong to the samples: all, but where it is texts that pictures are compared with."""
+    """Return the rows of an input that belong to the samples: all, except of texts that pictures are compared with."""
     if given != "input_ids" or given not in inputs.shared:
         return slice(None)
     compares = hasattr(model, "logit_scale")
@@ -318,5 +318,5 @@ def _labels(
 
 
 def is_gradient(name: str) -> bool:
-    """Whether a method reads gradients at the inputs alone."""
+    """Return True if a method reads gradients at the inputs alone."""
     return name in METHODS

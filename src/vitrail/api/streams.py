@@ -89,7 +89,7 @@ def _walk_streams(
 
 
 def reads_changes(request: Request) -> bool:
-    """Whether a method reads how tokens are transformed."""
+    """Return True if a method walks over several streams and reads how tokens are transformed."""
     return _walks_several(request.plan) and "output_weight" in request.plan.needs
 
 
@@ -99,7 +99,7 @@ def _walks_several(plan: object) -> bool:
 
 
 def _refusal(request: Request, shown: Sequence[ShownStream], unknown: SeamError | None) -> VitrailError | None:
-    """Why a method is not defined on several streams, or None if it is.
+    """Return the reason as an error if a method is not defined on several streams, else None.
 
     Args:
         unknown: why it is not known how layers transform tokens.

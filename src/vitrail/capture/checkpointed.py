@@ -40,12 +40,12 @@ def keep_saved(own: nn.Module) -> None:
 
 
 def keeps_saved(own: nn.Module) -> bool:
-    """Whether a shadow recomputes nothing."""
+    """Return True if a shadow recomputes nothing."""
     return "_keeps_saved" in vars(own)
 
 
 def without_recomputation(own: nn.Module, measure: Callable[[], T]) -> T:
-    """What is measured on a shadow; measured anew if a checkpointed region runs otherwise when it runs again."""
+    """Return the measurement of a shadow; measure again if a checkpointed region is recomputed differently."""
     try:
         return measure()
     except CheckpointError:

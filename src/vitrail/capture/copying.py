@@ -219,7 +219,7 @@ class _Copier:
         self._quiet(twin)
 
     def _has_slots(self, kind: type) -> bool:
-        """Whether objects of a class have attributes outside of their dictionary; asked once for each class."""
+        """Return True if objects of a class have attributes outside of their dictionary; computed once per class."""
         if kind not in self.slotted:
             self.slotted[kind] = any("__slots__" in vars(base) for base in kind.__mro__)
         return self.slotted[kind]
@@ -382,7 +382,7 @@ class _Copier:
         return made
 
     def _by_own_code(self, x: Any) -> Any:  # noqa: ANN401
-        """What `copy.deepcopy` makes of an object, over copies of modules; the object itself where that fails."""
+        """Return what `copy.deepcopy` makes of an object, over copies of modules; the object itself if it fails."""
         if id(x) in self.pending:  # a circle that only its own code could close
             self.opaque.append((self.where, x))
             return x
@@ -451,7 +451,7 @@ TREATMENTS: dict[type, Callable[[_Copier, Any], Any]] = {
 
 
 def _treatment(x: object) -> Callable[[_Copier, Any], Any]:
-    """What becomes of an object whose very class is not in the table."""
+    """Return the treatment of an object whose own class is not in the table."""
     if isinstance(x, nn.Module):
         return _Copier._module
     return _Copier._tensor if isinstance(x, Tensor) else _Copier._object
@@ -493,19 +493,19 @@ def _refuse_tensor(x: Tensor, where: str) -> None:
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:
-    """What a compiled or distributed module calls; None if the module is neither."""
+    """Return the module that a compiled or distributed module calls; None if the module is neither."""
     kind = type(module)
     name = WRAPPERS.get(kind.__name__)
     return cast(nn.Module, getattr(module, name)) if name and kind.__module__.startswith("torch.") else None
 
 
 def _hooked(module: nn.Module) -> bool:
-    """Whether a module has hooks of its own."""
+    """Return True if a module has hooks of its own."""
     return any(table for name, table in vars(module).items() if name.endswith("_hooks") and isinstance(table, dict))
 
 
 def _index_of(x: Tensor) -> object:
-    """What may be an order of tokens, as a value; of other tensors, nothing."""
+    """Return a value that identifies a tensor of whole numbers, which may be an order of tokens; else None."""
     if x.is_floating_point() or x.is_complex():
         return None
     if x.device.type == "cpu" and x.numel() <= LARGEST_INDEX:
@@ -514,7 +514,7 @@ def _index_of(x: Tensor) -> object:
 
 
 def _place_of(x: Tensor) -> object:
-    """Where a tensor lies in memory, and the whole numbers in it; never the same for one that is computed when read."""
+    """Return a tensor's place in memory, and its whole numbers; never the same for one that is computed when read."""
     if x.is_conj() or x.is_neg():
         return object()
     return x.data_ptr(), x.storage_offset(), x.shape, x.stride(), x.dtype, x.device, _index_of(x)

@@ -24,7 +24,7 @@ TABLE = "EmbeddingBackward"
 
 
 def node_of(x: Tensor | State | None) -> Node | None:
-    """Where a tensor stands in the graph; None where it has no gradient."""
+    """Return the node of a tensor in the graph; None if it has no gradient."""
     if isinstance(x, State):
         return x.node
     if x is None or not x.requires_grad:
@@ -68,7 +68,7 @@ def _nodes_behind(start: list[Node | None], stop: Collection[Node] = ()) -> Iter
 
 
 def from_data(x: Tensor | None, cuts: Collection[Node] = ()) -> bool:
-    """Whether a tensor depends on the input, and not on weights alone.
+    """Return True if a tensor depends on the input, and not on weights alone.
 
     Args:
         cuts: nodes of tensors that say nothing of it, such as what attention gave.

@@ -41,7 +41,7 @@ class GraphError(VitrailError, RuntimeError):
 
 @dataclass(frozen=True, eq=False)
 class RecordedValue:
-    """What Python took from the device, or put there, at one place of a computation.
+    """A value that Python took from the device, or put there, at one place of a computation.
 
     Args:
         name: of the function.
@@ -91,7 +91,7 @@ class HostAnswers(TorchFunctionMode):
         return self
 
     def agree(self) -> Tensor:
-        """Whether every value that was taken is what it was when it was logged."""
+        """Return a boolean tensor: whether every value that was taken is what it was when it was logged."""
         if self.place != len(self.log):
             raise GraphError(f"Python asked the device {len(self.log)} times at first and {self.place} times later.")
         return torch.stack(self.flags).all() if self.flags else torch.ones((), dtype=torch.bool, device=self.device)

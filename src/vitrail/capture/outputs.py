@@ -1,4 +1,4 @@
-"""What a model answered, and the scalars that a target picks out of it."""
+"""The output of a model, and the scalars that a target picks out of it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,7 +56,7 @@ class Scalar:
 
 
 def run_model(model: nn.Module, inputs: Inputs) -> Any:  # noqa: ANN401
-    """What the model returns; an error of its own code says so in a note."""
+    """Return the output of the model; an error of its own code says so in a note."""
     inputs = inputs.usable()
     kwargs = inputs.kwargs
     # Names tell logits from encodings, so a Hugging Face model that would return a tuple is asked for them.
@@ -321,7 +321,7 @@ def _span(output: Output, logits: Tensor, target: Target, valid: Tensor) -> tupl
 
 
 def _similar(target: Similarity, output: Output, valid: Tensor) -> Scalar:
-    """How alike each sample's encoding and the other one are."""
+    """Return the similarity of each sample's encoding and the other one."""
     if output.span:
         raise TargetError("targets.similarity compares encodings, but this model gives start and end logits.")
     if output.wide.ndim == 3 and output.wide.shape[:2] != valid.shape:
@@ -408,7 +408,7 @@ def _called_on_rows(function: Callable[[Tensor], Tensor], logits: Tensor, rows: 
 
 
 def _called(function: Callable[[Tensor], Tensor], logits: Tensor) -> Tensor:
-    """What a target function gives; an error of its own is named as such."""
+    """Return the value of a target function; an error of its own is named as such."""
     try:
         return function(logits)
     except (VitrailError, torch.OutOfMemoryError):

@@ -1,4 +1,4 @@
-"""Where a result comes from: which model, with which weights, computed by which libraries."""
+"""The origin of a result: the model and its weights, and the libraries that computed it."""
 
 import hashlib
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def sampled_weights(model: nn.Module) -> tuple[bytes, list[Tensor]]:
-    """What a fingerprint is made of: the names of all weights, and their samples, one tensor for each device and type.
+    """Return the parts of a fingerprint: the names of all weights, and their samples by device and type.
 
     Nothing waits for a device: a recording of an explanation takes them along.
     """
@@ -117,7 +117,7 @@ DRAWN = "the model draws random numbers, as by dropout or noise that stays on: t
 
 
 def provenance(model: nn.Module, *, samples: int, identity: str | None = None) -> dict[str, Any]:
-    """What every result of a call carries of its model, beside what it says of itself.
+    """Return the facts about its model that every result of a call carries, beside those of its own.
 
     Args:
         identity: the model's fingerprint, if it was taken before.

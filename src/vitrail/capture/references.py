@@ -1,4 +1,4 @@
-"""What an object refers to: attributes, closures, methods, and every module that can be reached from it."""
+"""The objects that an object refers to: attributes, closures, methods, and all modules reached from it."""
 
 import dis
 import functools
@@ -45,7 +45,7 @@ def slots(x: object) -> Iterator[tuple[str, Any]]:
 
 
 def is_ordinary(kind: type) -> bool:
-    """Whether all that an object holds is in its attributes, and no code of its own is needed to copy it."""
+    """Return True if all that an object holds is in its attributes, and no code of its own is needed to copy it."""
     own = ("__deepcopy__", "__copy__", "__setstate__", "__getnewargs__", "__getnewargs_ex__", "__getinitargs__")
     plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
     state = kind.__getstate__ is object.__getstate__
@@ -92,7 +92,7 @@ def reachable(roots: Iterable[object], *, through_modules: bool = True) -> Itera
 
 
 def referents(x: Any) -> list[Any]:  # noqa: ANN401
-    """What an object refers to: of a tensor nothing, of a function its closure, of a module its attributes."""
+    """Return what `x` refers to: for a tensor nothing, for a function its closure, for a module its attributes."""
     kind = type(x)
     if isinstance(x, (Tensor, torch.fx.Graph)):
         return []
@@ -122,7 +122,7 @@ SETTING = (bool, int, float, str, type(None))
 
 
 def settings_of(model: nn.Module) -> list[tuple[type, str, object]]:
-    """What modules are and hold beside tensors: settings, switched adapters, how many hooks."""
+    """Return the settings of modules beside tensors: their classes and values, switched adapters, numbers of hooks."""
     found: list[tuple[type, str, object]] = []
     for module in model.modules():
         for name, value in vars(module).items():

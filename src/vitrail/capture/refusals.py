@@ -1,4 +1,4 @@
-"""What to say of a model whose attention cannot be recorded: what was found in it, and what to do."""
+"""Messages for a model whose attention cannot be recorded: what was found in it, and what to do."""
 
 import sys
 from collections import Counter
@@ -38,7 +38,7 @@ def implementations(model: nn.Module) -> set[str]:
 
 
 def is_unseen(implementation: str) -> bool:
-    """Whether attention computed in this way never appears as a function of torch."""
+    """Return True if attention computed in this way never appears as a function of torch."""
     return "flash" in implementation or "flex" in implementation or "/" in implementation
 
 
@@ -58,7 +58,7 @@ def check_differentiable(model: nn.Module) -> None:
 
 
 def why_not_differentiable(model: nn.Module) -> str | None:
-    """Why there is no gradient: results of torch's own 8-bit modules seem to have one, but none arrives."""
+    """Return why there is no gradient: results of torch's own 8-bit modules seem to have one, but none arrives."""
     for module in every_module(model):
         if type(module).__module__.startswith(("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")):
             return (
@@ -100,7 +100,7 @@ def check_weights(model: nn.Module) -> None:
 
 
 def _is_empty(module: nn.Module) -> bool:
-    """Whether a module has weights without values that no hook of an offloading library loads when it runs."""
+    """Return True if a module has weights without values that no hook of an offloading library loads when it runs."""
     if not any(x is not None and x.is_meta for x in module._parameters.values()):
         return False
     return not module._forward_pre_hooks and "forward" not in vars(module) and not hasattr(module, "_hf_hook")
@@ -229,7 +229,7 @@ REENTRANT = (
 
 
 def why_no_gradient() -> str:
-    """Why autograd is off where an attention call was made."""
+    """Return the reason why autograd is off where an attention call was made."""
     if torch.is_inference_mode_enabled():
         return "it runs under torch.inference_mode inside the model"
     frame = sys._getframe()
@@ -296,7 +296,7 @@ def asked_again(ids: Tensor) -> str:
 
 
 def unequal(index: int, queries: int, keys: int) -> str:
-    """What to say of attention whose keys are not the tokens that ask."""
+    """Return the message for attention whose keys are not the tokens that ask."""
     if keys > queries:
         return (
             f"attention layer {index} has {keys} keys for {queries} queries: {keys - queries} keys belong to no token "

@@ -1,4 +1,4 @@
-"""Whether the answer to one sample is made of that sample alone, and is the same whenever the model runs on it.
+"""Checks that the answer to one sample is made of that sample alone, and is the same whenever the model runs on it.
 
 A model that compares the samples of a batch, or normalises over them, gives each an answer that hangs on the others. A
 map of one sample would then leave out, or hold, parts of others. This is measured at the inputs, whatever is inside the

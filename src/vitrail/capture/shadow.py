@@ -72,7 +72,7 @@ def _is_cache(name: str, x: object) -> bool:
 
 
 def _tokens_in(cache: object) -> int:
-    """How many tokens a cache holds: as it says, or by the size of the first tensor in it."""
+    """Return the number of tokens in a cache: as it says, or by the size of the first tensor in it."""
     length = cast(Callable[[], Any] | None, getattr(cache, "get_seq_length", None))
     if callable(length):
         return int(length())
@@ -119,7 +119,7 @@ class Snapshot:
     named: list[Any]
 
     def holds(self) -> bool:
-        """Whether nothing was exchanged since."""
+        """Return True if nothing was exchanged since."""
         now, named = gc.get_referents(*self.objects), [table.get(name) for table, name in self.names]
         return (
             len(now) == len(self.referents)
@@ -131,7 +131,7 @@ class Snapshot:
 
 
 def snapshot(module: nn.Module, model: nn.Module, *, classes: bool) -> Snapshot | None:
-    """What belongs to a module; None if something may change unseen, or leads back to the model.
+    """Return a snapshot of a module; None if something may change unseen, or leads back to the model.
 
     A snapshot that led back to a model would keep it alive for ever.
 
@@ -167,7 +167,7 @@ def snapshot(module: nn.Module, model: nn.Module, *, classes: bool) -> Snapshot 
 
 
 def _is_visible(x: object, kind: type) -> bool:
-    """Whether the garbage collector sees all that an object refers to."""
+    """Return True if the garbage collector sees all that an object refers to."""
     getattr(x, "__dict__", None)  # made when first asked for
     return kind in REFERRING or all(base in VISIBLE or base.__flags__ & HEAP_TYPE for base in kind.__mro__)
 
@@ -190,7 +190,7 @@ def _taken(objects: list[Any], tensors: list[Tensor], kinds: set[type]) -> Snaps
 
 @dataclass
 class Memory:
-    """What is known of the modules of a shadow: as long as they are these, and for the call that uses it now.
+    """Facts about the modules of a shadow, valid as long as they are these, and for the call that uses it now.
 
     Args:
         checked: forms of inputs whose passes wrote into nothing that is the user's; shared by all shadows of a model.
@@ -236,7 +236,7 @@ class _Shadow:
             self.memory.checked.add(form)
 
     def _shared(self) -> list[tuple[str, Tensor]]:
-        """What the copy shares with the model, by name."""
+        """Return the tensors that the copy shares with the model, by name."""
         held = {id(x) for x in (*self.copied.parameters, *(x for _, x, _ in self.copied.watched))}
         named = [*self.copied.leaves, *((where, x) for where, x, _ in self.copied.watched)]
         for module in every_module(self.root):
@@ -288,13 +288,13 @@ _shadows: "weakref.WeakValueDictionary[int, _Shadow]" = weakref.WeakValueDiction
 
 
 def memory_of(root: nn.Module) -> Memory:
-    """What is known of the modules of a shadow; nothing of any other model."""
+    """Return the memory of a shadow's modules; an empty one for any other model."""
     found = _shadows.get(id(root))
     return found.memory if found is not None and found.root is root else Memory()
 
 
 def once(root: nn.Module, name: Hashable, find: Callable[[], T]) -> T:
-    """What is found out of a shadow once, as long as nothing in it is exchanged; of any other model in every call."""
+    """Return a fact about a shadow, found once while nothing in it is exchanged; for any other model, found anew."""
     known = memory_of(root).known
     if name not in known:
         known[name] = find()
@@ -322,7 +322,7 @@ TABLES: dict[str, Callable[[nn.Module], Mapping[str, object]]] = {
 
 
 class Remembered:
-    """What was measured of shadows, by what it is and for each form of their inputs, until the weights change.
+    """The measurements of shadows, by name and for each form of their inputs, until the weights change.
 
     What a model does with its tokens may depend on its weights: a gate of zero hides what it closes. A measurement
     holds as long as the parameters are the same tensors, none was written to, and what was zero still is: torch does
@@ -388,7 +388,7 @@ def _zeros(modules: Sequence[nn.Module]) -> tuple[Place, ...]:
 
 
 def _any_nonzero(modules: Sequence[nn.Module], places: Sequence[Place]) -> bool:
-    """Whether a tensor in any of these places is not zero; asked once for all of a kind."""
+    """Return True if a tensor in any of these places is not zero; asked once for all of a kind."""
     kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for number, table, name in places:
         x = TABLES[table](modules[number]).get(name)
@@ -472,7 +472,7 @@ WITHIN = (
 
 
 class _Passes(threading.local):
-    """How many passes of shadows this thread runs at this moment."""
+    """The number of passes of shadows that this thread runs at this moment."""
 
     def __init__(self) -> None:
         self.running = 0

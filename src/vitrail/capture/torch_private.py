@@ -86,12 +86,12 @@ def uncompiled() -> AbstractContextManager[None]:
 
 
 def writes_to(x: Tensor) -> int:
-    """How many times a tensor was written to in place; 0 for one that was made in inference mode."""
+    """Return the number of times a tensor was written to in place; 0 for one that was made in inference mode."""
     return 0 if x.is_inference() else x._version
 
 
 def writes_to_all(tensors: Sequence[Tensor]) -> int:
-    """How many times tensors were written to in place, together; those made in inference mode do not count."""
+    """Return the number of in-place writes to tensors, together; those made in inference mode do not count."""
     try:
         return sum([x._version for x in tensors])
     except RuntimeError:

@@ -49,7 +49,7 @@ class Question:
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """What the model is called with."""
+        """The inputs that the model is called with."""
         return {"input_ids": self.ids[None], "attention_mask": torch.ones_like(self.ids)[None]}
 
 
@@ -152,7 +152,7 @@ def at_random(model: object, question: Question) -> Float[Tensor, " t"]:
 
 
 def by_position(model: object, question: Question) -> Float[Tensor, " t"]:
-    """What the answer stands next to: later tokens first."""
+    """Score tokens by their position, later tokens first: the answer stands next to them."""
     return torch.arange(len(question.ids)).float()
 
 
@@ -164,7 +164,7 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {"sum": torch.sum, "mean": torch.
 
 @dataclass(frozen=True, eq=False)
 class Ablations:
-    """What became of one answer under random ablations, and its log-probability with the whole context."""
+    """The results of random ablations of one answer, and its log-probability with the whole context."""
 
     keep: Keep
     values: Float[Tensor, " m"]

@@ -38,7 +38,7 @@ def seen_pixels(loaded: Loaded, picture: "Image") -> Float[Tensor, "1 3 h w"]:
 
 @dataclass(frozen=True, eq=False)
 class PictureCurves:
-    """What becomes of the prediction at each level.
+    """The prediction at each level.
 
     Args:
         probability: of each map's class.

@@ -35,7 +35,7 @@ class Arrangement:
 
     @property
     def free(self) -> int:
-        """How many guides find room."""
+        """The number of guides that find room."""
         return self.rows * self.columns - 1
 
 

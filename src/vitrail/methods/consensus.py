@@ -178,7 +178,7 @@ def words_of(runner: Runner) -> Content:
 
 
 def kept(words: Content, copies: int) -> Bool[Tensor, "c b t"]:
-    """Which tokens each copy holds: the j-th lacks the words j, j + c, j + 2c, ... of every text."""
+    """Return the tokens that each copy holds: the j-th lacks the words j, j + c, j + 2c, ... of every text."""
     number = words.cumsum(dim=1) - 1
     return torch.stack([~words | (number % copies != copy) for copy in range(copies)])
 
@@ -209,7 +209,7 @@ def copies_disagree(found: Tensor, keep: Bool[Tensor, "c b t"], words: Content) 
 
 
 def at_once(runner: Runner) -> int:
-    """How many copies run together: one if the model names no padding, because it may take single texts only."""
+    """Return the number of copies that run together: one for a single text if the model names no padding token."""
     config = getattr(runner.model, "config", None)
     unpadded = config is not None and getattr(config, "pad_token_id", None) is None
     return 1 if unpadded and runner.inputs.batch == 1 else COPIES
@@ -286,18 +286,18 @@ class Pooled:
 
     @property
     def shares(self) -> bool:
-        """Whether one forward pass under AttnLRP's rules serves all parts that read one."""
+        """Return True if one forward pass under AttnLRP's rules serves all parts that read one."""
         return "attn_lrp" in self.weights
 
     @property
     def pass_options(self) -> PassOptions:
-        """How the shared pass runs."""
+        """The options of the shared pass."""
         rules = partial(propagating, attn_lrp.ATTN, flow=self.flow)
         return PassOptions(level=LEVEL, within=rules) if self.shares else PLAIN
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the shared pass keeps."""
+        """The tensors that the shared pass keeps."""
         read = (
             method.needs
             for name, method in self.methods.items()

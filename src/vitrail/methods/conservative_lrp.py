@@ -32,7 +32,7 @@ BLOCK = 4096
 
 
 def _by_kernel(*operands: Tensor) -> bool:
-    """Whether a kernel can do this: operands of one shape in one piece of memory each, on CUDA."""
+    """Return True if a kernel can do this: operands of one shape in one piece of memory each, on CUDA."""
     first = operands[0]
     return (
         first.is_cuda
@@ -162,7 +162,7 @@ def normalize(operation: Operation) -> Tensor:
 
 
 def divisor(input: Tensor, p: float | int = 2.0, dim: int = 1, eps: float = 1e-12, out: Tensor | None = None) -> Tensor:
-    """What `F.normalize` divides by."""
+    """Return the divisor of `F.normalize`."""
     return widen(input).norm(p, dim, keepdim=True).clamp(min=eps)
 
 

@@ -16,7 +16,7 @@ from vitrail.relevance.runner import RerunMethod
 
 
 def kept_sources(sources: int, ablations: int, seed: int) -> Bool[Tensor, "m s"]:
-    """Which sources each ablation keeps: each one with probability one half."""
+    """Return the sources that each ablation keeps: each one with probability one half."""
     return torch.rand(ablations, sources, generator=torch.Generator().manual_seed(seed)) < 0.5
 
 

@@ -139,7 +139,7 @@ def _by_token(runner: Runner, x: Tensor, *, batch_first: bool) -> States:
 
 
 def _placed(note: BiasNote, brought: Tensor, read: Scores, *, batch_first: bool) -> Scores | None:
-    """What a bias brings, at the tokens that it was added to; None where they are not known.
+    """Return the scores of a bias at the tokens that it was added to; None if they are not known.
 
     Args:
         read: the weights of the tokens that are read after the last block, among which what is added after that to
@@ -164,7 +164,7 @@ def _placed(note: BiasNote, brought: Tensor, read: Scores, *, batch_first: bool)
 
 @dataclass(frozen=True)
 class Biases:
-    """What the biases of a pass bring to the scalar.
+    """The contributions of the biases of a pass to the scalar.
 
     Args:
         above: at each token, without those of the head.
@@ -178,7 +178,7 @@ class Biases:
 
 
 def biases_of(runner: Runner, leaving: States, scale: Tensor | None) -> Biases:
-    """What the biases of a pass bring, after its backward pass.
+    """Return the contributions of the biases of a pass, after its backward pass.
 
     Args:
         leaving: the gradient at what leaves the last block.

@@ -197,7 +197,7 @@ def load(place: str) -> Any:  # noqa: ANN401
 
 @cache
 def declared(place: str | Callable[..., Any]) -> Declared:
-    """What a function declares, or the one that is named by `module:name`."""
+    """Return the docstring and the options of a function, or of the one that is named by `module:name`."""
     if not isinstance(place, str):
         return Declared(inspect.getdoc(place) or "", {one.name: one.default for one in _options_of(place)})
     try:

@@ -1,4 +1,4 @@
-"""What several methods share: checks of options, models and inputs, min-max, the level where a gradient ends, bars."""
+"""Shared parts of methods: checks of options, models and inputs, min-max, the level where a gradient ends, bars."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -181,7 +181,7 @@ def under_rules(
 
 
 def at_level(level: str, runner: Runner, found: Tensor) -> Result:
-    """What was found where the gradient ends, summed over channels, as scores of pixels or of tokens."""
+    """Return the result at the place where the gradient ends, summed over channels, as scores of pixels or tokens."""
     if level == "pixels":
         return Result(pixels=found.sum(dim=1))
     scores = tokens_first(runner, level, found).sum(dim=2)
@@ -196,7 +196,7 @@ def tokens_first(runner: Runner, level: str, x: Tensor) -> Tensor:
 
 
 def special_tokens(inputs: Inputs) -> Bool[Tensor, "b t"]:
-    """Which tokens are special: as the tokenizer says, else all that equal the first or the last real token."""
+    """Return a mask of the special tokens: as the tokenizer says, else all equal to the first or last real token."""
     if inputs.special is not None:
         return inputs.special.bool()
     if inputs.ids is None:

@@ -1,4 +1,4 @@
-"""What a user's method does: a walk, a reader of layers, a procedure, or a function of a recording made into one."""
+"""The plan of a user's method: a walk, a reader of layers, a procedure, or a function of a recording made into one."""
 
 from collections.abc import Callable
 from functools import partial

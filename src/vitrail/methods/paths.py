@@ -71,7 +71,7 @@ def copies_summed(x: Tensor, copies: int, *, axis: int = 0) -> Tensor:
 
 
 def sample_axis(runner: Runner) -> int:
-    """Where the residual stream counts samples: some models keep time first."""
+    """Return the axis of the samples in the residual stream: some models keep time first."""
     return 0 if runner.body.blocks[0].batch_first else 1
 
 
@@ -83,7 +83,7 @@ class PathRows:
     weights: Float[Tensor, "b r"]
 
     def joined(self, maps: Float[Tensor, "b r t"]) -> Float[Tensor, "b t"]:
-        """What the prediction reads of maps that stand for each row."""
+        """Return the weighted sum that the prediction reads of maps, one for each row."""
         return (self.weights[:, :, None] * maps).sum(dim=1)
 
 
@@ -107,7 +107,7 @@ def pull_rows(layer: Layer, rows: Float[Tensor, "b r q"], weigh: Weigh) -> Float
 
 
 def carried(rows: Float[Tensor, "b r q"], layer: Layer) -> Float[Tensor, "b r q"] | float:
-    """What skip connections carry past this layer: all, or nothing where a query pools the tokens."""
+    """Return the part that skip connections carry past this layer: all, or nothing if a query pools the tokens."""
     return 0.0 if layer.pooling else rows
 
 

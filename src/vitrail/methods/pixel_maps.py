@@ -83,7 +83,7 @@ CALIBRATIONS: dict[str, Callable[[Maps], Maps]] = {"otsu": calibrate, "none": to
 
 @dataclass(frozen=True)
 class Finish:
-    """How a map of pixels is made: where the picture is moved, how edges are followed, what becomes of the values."""
+    """The steps that finish a map of pixels: moves of the picture, edges to follow, calibration of the values."""
 
     moves: tuple[tuple[int, int], ...]
     radius: int

@@ -48,7 +48,7 @@ def build(*, start_layer: int = 0, zero_readout: bool = False, readout: str = "e
 
 
 def build_raw(*, rows: str = "readout", zero_readout: bool = False) -> LayerReader:
-    """What the readout attends to in the last layer.
+    """The attention of the readout in the last layer.
 
     Args:
         rows: `readout` reads the readout's row, `mean` the mean over all queries.

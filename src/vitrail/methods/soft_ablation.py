@@ -46,7 +46,7 @@ NONE = -1
 
 @dataclass(frozen=True)
 class Passages:
-    """Which passage each token belongs to, `NONE` for tokens of no passage, and whose presence is reduced.
+    """The passage of each token, `NONE` for tokens of no passage, and the tokens whose presence is reduced.
 
     Args:
         keys: which keys of a softmax are the tokens, where it is over others too: sinks, which belong to no token.
@@ -57,11 +57,11 @@ class Passages:
     keys: tuple[int, int] | None
 
     def outside(self, rows: slice) -> Bool[Tensor, "b q t"]:
-        """Which keys of a passage are read by a query outside of it."""
+        """Return True at keys of a passage that are read by a query outside of it."""
         return (self.of[:, rows, None] != self.of[:, None]) & (self.of != NONE)[:, None]
 
     def bias(self, presence: float, shape: torch.Size, dtype: torch.dtype) -> Float[Tensor, "b 1 q k"]:
-        """What is added to the scores: `log presence` where a query reads a passage that is not its own."""
+        """Return the bias on the scores: `log presence` where a query reads a passage that is not its own."""
         tokens = self.of.shape[1]
         first, stop = (0, tokens) if self.keys is None or shape[-1] == tokens else self.keys
         sinks = (first, shape[-1] - stop)
@@ -167,7 +167,7 @@ def shared_out(
 
 
 def build(*, presence: float = 0.25, share: float = 0.5, sources: list | tuple | None = None) -> RerunMethod:
-    """How the answer changes with the presence of each passage, with attention to all of them reduced.
+    """The change of the answer with the presence of each passage, with attention to all of them reduced.
 
     Args:
         presence: how much of the attention to each passage is left; 1 is the model as it is.

@@ -1,4 +1,4 @@
-"""What the table of methods is made of, and methods of users: given as objects, or registered under a name.
+"""The entries of the table of methods, and methods of users: given as objects, or registered under a name.
 
 A method is a `Walk`, a `LayerReader`, a `RerunMethod`, or a function of a recording that returns one score per token.
 `register_method` gives a name to a function that makes one. Packages name theirs in the entry-point group
@@ -119,7 +119,7 @@ class Method:
 
     @property
     def place(self) -> str | Callable[..., Any]:
-        """Where the function is that declares the options."""
+        """The function that declares the options, or its name as `module:name`."""
         return f"{PACKAGE}.{self.built_by}" if isinstance(self.built_by, str) else self.built_by
 
     def prepare(self, inputs: "Inputs", options: Mapping[str, Any]) -> "Inputs":
@@ -138,7 +138,7 @@ class Method:
 
     @property
     def summary(self) -> str:
-        """What it computes, in one line."""
+        """The first line of the docstring: what the method computes."""
         return self.doc.splitlines()[0] if self.doc else "A method without a description."
 
     @property
@@ -182,12 +182,12 @@ class Method:
         return f"{self.name}({', '.join(f'{n}={v}' for n, v in different.items())})" if different else self.name
 
     def is_signed(self, options: Mapping[str, Any]) -> bool:
-        """Whether scores below zero mean evidence against the target, with these options."""
+        """Return True if scores below zero mean evidence against the target, with these options."""
         return self.signed or any(options.get(name) == value for name, value in self.signed_by.items())
 
 
 def _fits(value: object, kinds: tuple[type, ...]) -> bool:
-    """Whether a value has one of the types; an int counts as a float, a bool does not count as a number."""
+    """Return True if a value has one of the types; an int counts as a float, a bool does not count as a number."""
     if isinstance(value, (bool, int, float, str)):
         return type(value) in kinds or (type(value) is int and float in kinds)
     return isinstance(value, kinds)

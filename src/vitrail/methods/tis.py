@@ -169,7 +169,7 @@ def build(
     seed: int = 0,
     progress: bool = True,
 ) -> RerunMethod:
-    """How well the class is recognised from the patches that are kept, averaged over the masks that keep each.
+    """The score of the class on the patches that are kept, averaged for each patch over the masks that keep it.
 
     Args:
         masks: raw masks instead of the centroids, numbers over the patches: `[masks, patches]`, or `[batch, masks,

@@ -44,7 +44,7 @@ TOKENS = 32
 
 @dataclass(frozen=True)
 class Change:
-    """How a sub-layer transforms the vectors of tokens, head by head.
+    """The change of the vectors of tokens by a sub-layer, head by head.
 
     Args:
         original: the length of the vector before.
@@ -62,7 +62,7 @@ def _block(size: int) -> int:
 
 
 def _by_kernel(*operands: Tensor, width: int) -> bool:
-    """Whether a kernel can do this: operands on CUDA, in a precision and of a size that it takes."""
+    """Return True if a kernel can do this: operands on CUDA, in a precision and of a size that it takes."""
     first = operands[0]
     fits = first.is_cuda and first.numel() > 0 and width <= WIDEST_ROW and all(x.dtype in DTYPES for x in operands)
     return fits and refusal(device="cuda", dtype=first.dtype, widths=(1,)) is None
@@ -99,7 +99,7 @@ def head_change(
     back: Float[Tensor, "b t c"],
     gram: Float[Tensor, "h d d"],
 ) -> Change:
-    """How each head changes the vectors of tokens, from its values alone.
+    """Return the change of the vectors of tokens by each head, from its values alone.
 
     Args:
         value: of each key head.
@@ -148,7 +148,7 @@ def weighed(change: Change, valid: Bool[Tensor, "b t"], *, use: tuple[bool, bool
 
 
 def length_ratio(length: Weights, original: Float[Tensor, "b t"]) -> Weights:
-    """How much longer the transformed vector is."""
+    """Return the ratio of the lengths of the transformed and the original vector."""
     return length / original[:, None].clamp(min=torch.finfo(length.dtype).tiny)
 
 
@@ -223,7 +223,7 @@ def attention_change(
 
 
 def ffn_pair(layer: Layer, name: str, *, scale: bool) -> tuple[Float[Tensor, "b t m"], Float[Tensor, "b t m"]]:
-    """What the feed-forward part is given and what it adds: as one head."""
+    """Return the input of the feed-forward part and its update, as one head."""
     before, added = state_of(layer, name), state_of(layer, "ffn_added")
     if scale and layer.ffn_scale is not None:
         added = widen(added) * layer.ffn_scale
@@ -231,7 +231,7 @@ def ffn_pair(layer: Layer, name: str, *, scale: bool) -> tuple[Float[Tensor, "b 
 
 
 def _normed(layer: Layer) -> str:
-    """What attention reads, after its norm; in post-norm models that is the stream."""
+    """Return the name of the state that attention reads, after its norm; in post-norm models that is the stream."""
     return "entering" if layer.stream.attention_normed is None else "attention_normed"
 
 
@@ -251,7 +251,7 @@ INITIAL = {"lengths": True, "identity": False}
 
 @dataclass(frozen=True)
 class Changes:
-    """What is read of a layer: how long its inputs are, and how its sub-layers transform them.
+    """The lengths of a layer's inputs, and the changes of them by its sub-layers.
 
     Args:
         attention: None where a query pools tokens, whose transformation is not known.

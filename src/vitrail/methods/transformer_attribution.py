@@ -128,7 +128,7 @@ def attend_keys(relevance: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, 
 
 
 def fork(x: Tensor) -> Tensor:
-    """Where a tensor is read twice, `x * sum_k R_k / (x + 1e-9)`: the sum, but for entries near zero."""
+    """Apply the rule of a tensor read twice, `x * sum_k R_k / (x + 1e-9)`: the sum, but for entries near zero."""
     return overridden(x, wide(lambda relevance, x: (x * divide(relevance, x),)), x)
 
 
@@ -152,7 +152,7 @@ def softmax_rule(form: SumRule) -> Rule:
 
 
 def unmasked(form: SumRule, relevance: Tensor, scores: Tensor) -> Tensor:
-    """What scores get of a sum with a mask, which has no share: it is zero where a key is seen, and elsewhere R is."""
+    """Return the relevance of scores in a sum with a mask. The mask is zero at seen keys, and R is zero elsewhere."""
     seen = scores.clamp(min=torch.finfo(scores.dtype).min)
     return form(relevance, seen, torch.zeros_like(seen), 0)[0]
 

@@ -126,7 +126,7 @@ def check_norm(model: nn.Module, body: Body, inputs: Inputs) -> None:
 def build(
     *, noise: float = 0.1, threshold: float = 0.1, batch: int = 50, seed: int = 0, progress: bool = True
 ) -> RerunMethod:
-    """How much the class depends on what each group of feature maps shows, averaged over the groups at each pixel.
+    """The dependence of the class on what each group of feature maps shows, averaged over the groups at each pixel.
 
     Args:
         noise: standard deviation of the noise that fills what a mask hides, in the units of the preprocessed picture;

@@ -1,4 +1,4 @@
-"""What a model is: families and their parts, inputs and grids, loading by name, embedded models.
+"""Models: families and their parts, inputs and grids, loading by name, embedded models.
 
 Here are the names of what comes inside the package: models, pictures, sentences and a question.
 """

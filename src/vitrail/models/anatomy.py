@@ -21,7 +21,7 @@ from vitrail.models.taking import every_module
 
 @dataclass(frozen=True)
 class Anatomy:
-    """Where the parts of a Transformer are.
+    """The paths of the parts of a Transformer.
 
     Paths are dotted attribute names; `|` separates spellings of which the first that exists is taken.
     All but `blocks`, `positions`, `temperature`, `pool` and `root` are looked up inside each block.
@@ -146,7 +146,7 @@ class Body:
 
     @cached_property
     def encodings(self) -> tuple[str, ...]:
-        """Where an output without logits holds its encodings."""
+        """The fields under which an output without logits holds its encodings."""
         return ENCODINGS if self.pool is None else POOLED
 
 
@@ -165,7 +165,7 @@ Kind = TypeVar("Kind", nn.Module, Tensor)
 
 
 def _part(root: nn.Module, path: str | None, kind: type[Kind]) -> Kind | None:
-    """What is found at a path, where it is of this kind."""
+    """Return the object at a path if it is of this kind, else None."""
     found = find(root, path)
     return found if isinstance(found, kind) else None
 
@@ -225,7 +225,7 @@ def resolve(anatomy: Anatomy, model: nn.Module) -> Body:
 
 
 def from_library(module: nn.Module, package: str) -> bool:
-    """Whether the module's own class comes from a package, so that its forward is the library's."""
+    """Return True if the module's own class comes from a package, so that its forward is the library's."""
     return f"{type(module).__module__}.".startswith(f"{package}.")
 
 
@@ -307,13 +307,13 @@ def huggingface_anatomy(model: nn.Module) -> Anatomy | None:
 
 
 def begins_with_mark(model: nn.Module) -> bool:
-    """Whether the texts of a model are known to begin with a mark."""
+    """Return True if the texts of a model are known to begin with a special token."""
     configs = (getattr(module, "config", None) for module in model.modules())
     return any(getattr(config, "model_type", "") in MARKED for config in configs)
 
 
 def answers_with_span(model: nn.Module) -> bool:
-    """Whether a tuple that a model returns begins with the logits of where an answer starts and where it ends."""
+    """Return True if a tuple that a model returns begins with the logits of an answer's start and end."""
     return type(model).__name__.endswith("ForQuestionAnswering") and hasattr(model, "qa_outputs")
 
 

@@ -1,4 +1,4 @@
-"""Which files of a folder are pictures or texts. Imports neither torch nor Pillow.
+"""The files of a folder that are pictures or texts. Imports neither torch nor Pillow.
 
 Every command and every reader of data sets asks here, so that one folder has the same pictures for all of them.
 """

@@ -1,4 +1,4 @@
-"""What a model is called with, checked once; and the grid of patches of a picture."""
+"""The inputs of a model, checked once; and the grid of patches of a picture."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ class Inputs:
 
     @property
     def shown(self) -> Tensor:
-        """What the model looks at: the picture, the token ids or the embeddings."""
+        """The tensor that the model looks at: the picture, the token ids or the embeddings."""
         return self.args[0] if self.main is None else self.kwargs[self.main]
 
     def showing(self, x: Tensor) -> "Inputs":
@@ -121,7 +121,7 @@ def read_inputs(inputs: object) -> Inputs:
 
 
 def _kind(name: str, x: Tensor) -> tuple[str, bool]:
-    """Whether a tensor is a batch of images or of texts, by its shape, and whether it is a signal.
+    """Return the kind of a batch by its shape, `image` or `text`, and whether it is a signal.
 
     Signals are audio or a table `[b, n]`, a spectrum by its name, and video `[b, frames, 3, h, w]`.
     """
@@ -143,7 +143,7 @@ SPECTRA = frozenset({"input_values", "input_features"})
 
 
 def _looks_like(name: str, x: Tensor) -> str:
-    """What a tensor that cannot be explained probably is, and what to do with it."""
+    """Return a guess at what a tensor that cannot be explained is, and what to do with it."""
     if x.is_floating_point():
         if name == "pixel_values" and x.ndim < 4:
             return "This looks like one picture: is the batch axis missing? Add it with x[None]."
@@ -332,7 +332,7 @@ def _check_text(model: nn.Module, inputs: Inputs, known: object) -> None:
 
 
 def position_limit(model: nn.Module) -> int | None:
-    """How many tokens the model has positions for, or None if it does not say."""
+    """Return the number of tokens the model has positions for, or None if it does not say."""
     for name, module in model.named_modules():
         if name.endswith(("position_embeddings", "wpe")) and isinstance(module, nn.Embedding):
             # RoBERTa and MPNet count positions from the one after their padding index.

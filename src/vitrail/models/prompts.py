@@ -223,7 +223,7 @@ def _chat(
 
 
 def _written(tokenizer: Any, messages: Sequence[Message], contents: Sequence[str]) -> str:  # noqa: ANN401
-    """What the template makes of the messages with these contents."""
+    """Return the text that the template makes of the messages with these contents."""
     given = [{**one, "content": new} if new else one for one, new in zip(messages, contents, strict=True)]
     try:
         return tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=True)
@@ -238,7 +238,7 @@ def _marked(part: str, mark: int) -> str:
 
 
 def _places(text: str, marked: str, parts: Sequence[Part]) -> list[Place]:
-    """Where each part stands in the text.
+    """Return the place of each part in the text.
 
     Where the template writes another text because of the marks, parts are found that stand in the text exactly once. A
     part that is not found has no place, and its words count as the template's.

@@ -1,4 +1,4 @@
-"""Which tokens a prediction is read from, as weights over positions that sum to one."""
+"""The tokens that a prediction is read from, as weights over positions that sum to one."""
 
 from collections.abc import Callable
 
@@ -70,7 +70,7 @@ def contradicted(claimed: Weights, measured: Weights, *, coarse: bool) -> Bool[T
 
 
 def contradiction(claimed: Weights, measured: Weights, sample: int, *, named: str) -> SeamError:
-    """What to say where the gradient contradicts the rows that are named.
+    """Return the error for a gradient that contradicts the rows that are named.
 
     Args:
         named: what names them.

@@ -36,7 +36,7 @@ class FromFeatures(nn.Module):
 
     @property
     def embeds(self) -> bool:
-        """Whether the model gives an embedding and no scores."""
+        """Return True if the model gives an embedding and no scores."""
         return "CrossEncoder" not in _bases(self.inner)
 
     def forward(self, **features: Any) -> Any:  # noqa: ANN401
@@ -232,7 +232,7 @@ def _loaded(name: str, files: Hashable) -> Any:  # noqa: ANN401
 
 
 def _files_of(name: str | Path) -> Hashable:
-    """What tells whether the files of a model have changed; None for one that is no file or folder."""
+    """Return a value that changes when the files of a model change; None for one that is no file or folder."""
     place = Path(name)
     try:
         files = sorted(place.iterdir()) if place.is_dir() else [place] if place.is_file() else []
@@ -378,12 +378,12 @@ def _bases(x: object) -> set[str]:
 
 
 def _is_own(x: object, *names: str) -> bool:
-    """Whether an object is of a class of ours that has one of these names, without importing the class."""
+    """Return True if an object is of a class of ours that has one of these names, without importing the class."""
     return type(x).__name__ in names and any(base.__module__.split(".")[0] == "vitrail" for base in type(x).__mro__)
 
 
 def _what(model: object) -> str:
-    """What was given instead of a model, and what to do."""
+    """Return a description of what was given instead of a model, and what to do."""
     if model is None:
         return "None. Did the function that builds the model return it?"
     if isinstance(model, type):
@@ -411,6 +411,6 @@ def every_module(model: nn.Module) -> list[nn.Module]:
 
 
 def generates(model: object) -> bool:
-    """Whether a model says that it writes texts: then it predicts the next token, whatever its masks show."""
+    """Return True if a model says that it writes texts: then it predicts the next token, whatever its masks show."""
     says = getattr(model, "can_generate", None)
     return bool(says()) if callable(says) else False

@@ -16,7 +16,7 @@ from vitrail.errors import InputError, one_line
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text shows nothing: white space, control characters and zero-width ones only."""
+    """Return True if a text shows nothing: white space, control characters and zero-width ones only."""
     return all(letter.isspace() or unicodedata.category(letter) in ("Cc", "Cf") for letter in text)
 
 
@@ -73,7 +73,7 @@ class TokenNames(Mapping[int, str]):
         return iter(range(len(self)))
 
     def __len__(self) -> int:
-        """How many tokens there are."""
+        """Return the number of tokens."""
         return len(self.tokenizer)
 
 

@@ -121,7 +121,7 @@ def font(size: float, weight: str = "normal") -> "FontProperties":
 
 @cache
 def text_width(text: str, size: float, weight: str = "normal") -> float:
-    """How many inches a line of text takes."""
+    """Return the width of a line of text, in inches."""
     require_matplotlib()
     from matplotlib.textpath import text_to_path
 
@@ -222,7 +222,7 @@ def check_index(attribution: Attribution, index: int) -> int:
 
 
 def common_target(attributions: Sequence[Attribution], index: int) -> str:
-    """What all attributions of a row explain, without the names of classes: targets that differ are all named."""
+    """Return the target of all attributions of a row, without the names of classes; different targets are all named."""
     return " / ".join(sorted({target_title(sample_target(attribution, index)) for attribution in attributions}))
 
 

@@ -137,7 +137,7 @@ def layer_maps(attribution: Attribution, image: Any = None, *, index: int = 0) -
 
 
 def _names(attribution: Attribution, layers: Float[Tensor, "b l n"]) -> list[str]:
-    """What each map is: a layer, or a part that the method names."""
+    """Return the name of each map: a layer, or a part that the method names."""
     return list(attribution.provenance.get("parts") or (f"L{number}" for number in range(layers.shape[1])))
 
 

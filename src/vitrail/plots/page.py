@@ -39,7 +39,7 @@ def render(template: str, **values: Any) -> Markup:  # noqa: ANN401
 
 @cache
 def _environment() -> "Environment":
-    """Where templates are found and how they are filled; Jinja2 is imported with the first page."""
+    """Return the Jinja2 environment: where templates are and how they are filled; imported with the first page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("vitrail", "")
@@ -89,7 +89,7 @@ def attribution_block(
     index: int | None = None,
     merge: bool = False,
 ) -> Markup:
-    """What `to_html` gives, to be put into a template."""
+    """Return the output of `to_html`, to be put into a template."""
     chosen = range(len(attribution)) if index is None else [check_index(attribution, index)]
     streams = attribution.streams or {"": attribution}
     samples = (_sample(one, image, i, merge=merge, stream=name) for i in chosen for name, one in streams.items())

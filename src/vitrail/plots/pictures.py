@@ -111,7 +111,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class PanelLayout:
-    """Where everything goes, in inches.
+    """The places of all parts of a figure, in inches.
 
     Args:
         tops: the upper edge of each row of panels.
@@ -309,7 +309,7 @@ Region = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class PictureView:
-    """What maps of a sample are drawn over.
+    """The background of the maps of a sample.
 
     Args:
         picture: None where there is none, and the map is drawn alone.
@@ -427,7 +427,7 @@ def measured_region(preprocess: Any, height: int, width: int) -> Region | None: 
 
 
 def _edges(levels: np.ndarray, inside: np.ndarray, length: int) -> tuple[float, float] | None:
-    """Where the first and last edge of what is seen lie along a side, by a line through the coordinates seen there."""
+    """Return the first and last edge of the seen part along a side, by a line through the coordinates seen there."""
     columns = np.flatnonzero(inside.any(axis=0))
     if length < 2 or len(columns) < 2:
         return 0.0, float(length)

@@ -45,7 +45,7 @@ class Shaded:
 
 
 def is_signal(attribution: Attribution) -> bool:
-    """Whether the input was audio, a spectrum, a table or a video."""
+    """Return True if the input was audio, a spectrum, a table or a video."""
     return attribution.provenance.get("signal") in DRAWN and attribution.tokens is not None
 
 

@@ -59,7 +59,7 @@ def backend_of(layer: Layer) -> str:
 
 
 def fused_refusal(layer: Layer | AttentionCall, device: str) -> str | None:
-    """Why the sums over a layer's maps cannot be computed by a fused kernel, or None if they can."""
+    """Return why the sums over a layer's maps cannot be computed by a fused kernel, or None if they can."""
     if layer.weights is not None or layer.query is None or layer.value is None:
         return "the model computes its attention maps itself"
     dtypes = {x.dtype for x in (layer.query, layer.key, layer.value, layer.output) if x is not None}

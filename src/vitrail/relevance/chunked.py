@@ -25,7 +25,7 @@ TILES = "tiles of a shared layer"
 
 
 def rows_per_tile(layer: Layer) -> int:
-    """How many rows to take at a time."""
+    """Return the number of rows to take at a time."""
     if layer.chunk_rows is not None:
         return layer.chunk_rows
     budget = BUDGET.get(layer.valid.device.type, LARGE_BUDGET)
@@ -33,7 +33,7 @@ def rows_per_tile(layer: Layer) -> int:
 
 
 def fitting_rows(layer: Layer) -> int:
-    """How many rows at a time would fit: into half of what a GPU has free, or into a CPU's cache."""
+    """Return the number of rows that fit at a time: into half of a GPU's free memory, or into a CPU's cache."""
     device, queries = layer.valid.device, layer.queries_valid.shape[1]
     if device.type != "cuda":
         return min(queries, rows_per_tile(replace(layer, chunk_rows=None)))
@@ -63,7 +63,7 @@ def _cut(layer: Layer) -> Iterator[tuple[slice, Layer]]:
 
 
 def samples_per_tile(layer: Layer) -> int:
-    """How many samples' whole maps make a block; zero where one is too large, or rows are asked for or shared."""
+    """Return the samples in a block of whole maps; zero where one is too large, or rows are asked for or shared."""
     if layer.shared or layer.chunk_rows is not None:
         return 0
     budget = BUDGET.get(layer.valid.device.type, LARGE_BUDGET)

@@ -74,7 +74,7 @@ def score_gradient(layer: Layer) -> Probs:
 
 
 def entries(layer: Layer) -> int:
-    """How many entries the attention map of a layer has."""
+    """Return the number of entries in the attention map of a layer."""
     heads = (layer.query if layer.query is not None else layer.get("weights")).shape[1]
     return layer.valid.numel() * heads * layer.readout.shape[1]
 
@@ -100,7 +100,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def on_matrix_units(*operands: Tensor) -> bool:
-    """Whether a GPU's matrix units multiply these as they are."""
+    """Return True if a GPU's matrix units multiply these as they are."""
     first = operands[0]
     return first.is_cuda and first.dtype in HALF and all(x.dtype is first.dtype for x in operands)
 

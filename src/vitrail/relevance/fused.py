@@ -101,12 +101,12 @@ def triton_kernels() -> Any:  # noqa: ANN401
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton is installed."""
+    """Return True if Triton is installed."""
     return find_spec("triton") is not None
 
 
 def refusal(*, device: str, dtype: torch.dtype, widths: tuple[int, ...]) -> str | None:
-    """Why a layer cannot be computed here, or None if it can."""
+    """Return why a layer cannot be computed here, or None if it can."""
     if not has_triton():
         return "Triton is not installed"
     if device != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":

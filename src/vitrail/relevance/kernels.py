@@ -27,7 +27,7 @@ def _jit(function):
 
 @_jit
 def _place(blocks, heads, groups):
-    """Which block, sample, head and key head a program works on; neighbours share a head, and so a cache."""
+    """Return the block, sample, head and key head a program works on; neighbours share a head, and so a cache."""
     program = tl.program_id(0)
     head = (program // blocks) % heads
     sample = (program // blocks // heads).to(tl.int64)
@@ -56,7 +56,7 @@ def _seen(scores, scale, mask, offs_q, offs_k, mask_q, mask_k, lowest, queries, 
 
 @_jit
 def _worth(probs, gradient, shift, WEIGH: tl.constexpr):
-    """What entries are worth by A and G; `shift` is each row's sum of A * G."""
+    """Return the weight of entries by A and G; `shift` is each row's sum of A * G."""
     if WEIGH == "positive":
         return probs * tl.maximum(gradient, 0.0)
     elif WEIGH == "complete":

@@ -207,7 +207,7 @@ class Runner:
         *,
         rows: Int[Tensor, " r"] | None = None,
     ) -> Float[Tensor, " m"]:
-        """What is read off the logits of a plain pass without gradients.
+        """Return the explained scalar, read off the logits of a plain pass without gradients.
 
         Args:
             edit: as for `score`.
@@ -266,7 +266,7 @@ FEWEST = 2
 
 
 def leaving(runner: Runner, index: int) -> Tokens:
-    """What a block gave in the pass that has been made, with its graph."""
+    """Return the output of a block in the pass that has been made, with its graph."""
     return batch_first(runner.body.blocks[index], runner.run.capture.blocks[index].states["leaving"])
 
 

@@ -66,7 +66,7 @@ STARTS: dict[str, Callable[[Readout | Layer], Tensor]] = {"equal": readout_row, 
 
 @dataclass(frozen=True)
 class Walked:
-    """What a walk has found, one number for each token.
+    """The result of a walk, one number for each token.
 
     Args:
         scores: the relevance.

@@ -84,7 +84,7 @@ def answer(  # noqa: PLR0913  (the public signature)
     memory: str = "auto",
     **options: Any,  # noqa: ANN401
 ) -> Answer:
-    """Which columns of the input each part of an answer rests on: one forward pass, one backward pass for each part.
+    """Return the columns that each part of an answer rests on: one forward pass, one backward pass for each part.
 
     Args:
         model: a causal or encoder-decoder language model.
@@ -111,7 +111,7 @@ def answer(  # noqa: PLR0913  (the public signature)
 
 @dataclass(frozen=True)
 class AnswerSettings:
-    """How answers are cut, explained and shown, as for `answer`."""
+    """The settings with which answers are cut, explained and shown, as for `answer`."""
 
     tokenizer: Any = None
     unit: str = "token"
@@ -252,7 +252,7 @@ def _check_decoder(model: object, sequences: Sequences, hops: int | None) -> Non
 
 
 def _hops_of_method(found: Sequence[Attribution], units: Sequence[Sequence[Span]]) -> Float[Tensor, "b h u n"] | None:
-    """What each hop of a method of its own added; None without hops."""
+    """Return the scores that each hop of a method of its own added; None without hops."""
     layers = [one.layers[:, 1:] for one in found if one.layers is not None]
     if len(layers) < len(found) or not layers[0].shape[1]:
         return None
@@ -332,7 +332,7 @@ def _hop_columns(hops: int | None, reasoning: Span | None, first: Sequence[int])
 def _hops(
     found: Sequence[Attribution], table: Float[Tensor, "b u n"], hops: int, reasoning: Span
 ) -> Float[Tensor, "b h u n"]:
-    """What each hop adds: the positive scores on the reasoning, passed on to what each of its tokens rests on.
+    """Return the scores added by each hop: the positive ones on the reasoning, passed on to what its tokens rest on.
 
     The rows that pass relevance on have a sum of one over the columns before the token they explain.
     """

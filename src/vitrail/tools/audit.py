@@ -52,7 +52,7 @@ class Finding:
 
     @property
     def gap(self) -> float:
-        """What pictures are ranked by: how much likelier the model finds the rival, from -1 to 1."""
+        """The value pictures are ranked by: how much likelier the model finds the rival, from -1 to 1."""
         return self.rival_probability - self.label_probability
 
 
@@ -72,7 +72,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found, the most suspicious first.
+    """The findings, the most suspicious first.
 
     Args:
         agreed: in how many of the pictures the label is what the model predicts.

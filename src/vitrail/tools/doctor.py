@@ -51,13 +51,13 @@ class LayerCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether the recorded attention explains the recorded output."""
+        """Return True if the recorded attention explains the recorded output."""
         return self.error is None or self.error <= self.tolerance
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What was found in the model, and whether it can be trusted."""
+    """The findings in a model, and whether it can be trusted."""
 
     family: str
     model_class: str
@@ -69,12 +69,12 @@ class Examination:
 
     @property
     def passed(self) -> bool:
-        """Whether every layer agrees and recording changes nothing."""
+        """Return True if every layer agrees and recording changes nothing."""
         return self.same_logits and all(row.passed for row in self.rows)
 
 
 def examine(model: object, inputs: Tensor | Mapping[str, Any], anatomy: Anatomy | None = None) -> Examination:
-    """What the recorder sees of a model, checked against the model itself.
+    """Return the recorder's view of a model, checked against the model itself.
 
     Args:
         inputs: any input the model takes, as for `vitrail.explain`.
@@ -160,7 +160,7 @@ PARTS = ("attending", "output", "attention_norm", "ffn_norm", "ffn_input", "ffn_
 
 @dataclass(frozen=True)
 class ModelStructure:
-    """What was found in a model for inputs of one form.
+    """The structure of a model for inputs of one form.
 
     Args:
         family: the family of the model in the table; None where only the model itself was asked.
@@ -208,7 +208,7 @@ class ModelStructure:
 
 
 def structure(model: object, inputs: Tensor | Mapping[str, Any]) -> ModelStructure:
-    """What is found in a model when it runs on these inputs, both as for `vitrail.explain`; nothing is looked up."""
+    """Return the structure of a model on these inputs, both as for `vitrail.explain`; nothing is looked up."""
     read = read_inputs(inputs)
     with shadow(model) as own:
         found, known = discover(own, read), known_anatomy(own)

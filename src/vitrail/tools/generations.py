@@ -78,13 +78,13 @@ class Generation:
 
     @property
     def by_hop(self) -> Float[Tensor, "h u c"] | None:
-        """What each hop through the reasoning added for each passage, by the first method; None without hops."""
+        """The scores that each hop of reasoning added for each passage, by the first method; None without hops."""
         found = next(iter(self.hops.values()), None)
         return None if found is None else torch.stack([self._by_passage(one) for one in found])
 
     @property
     def table(self) -> Float[Tensor, "u c"]:
-        """How much each part rests on each passage: the sum of its tokens' scores, by the first method."""
+        """The scores of each passage in each part: the sum of its tokens' scores, by the first method."""
         return self._by_passage(next(iter(self.tables.values())))
 
     def _by_passage(self, table: Float[Tensor, "u n"]) -> Float[Tensor, "u c"]:
@@ -117,7 +117,7 @@ class Generation:
         return self.by_source().get(TEMPLATE, torch.zeros(len(self.units)))
 
     def by_source(self) -> dict[str, Float[Tensor, " u"]]:
-        """How much each part rests on each message or document: the shares of its passages, the mean over methods."""
+        """Return the share of each message or document in each part: summed over passages, the mean over methods."""
         mean = self.shares().mean(dim=0)
         names = dict.fromkeys(one.source for one in self.context)
         return {
@@ -167,7 +167,7 @@ class Generation:
 
     @staticmethod
     def load(path: str | Path) -> "Generation":
-        """What `save` wrote."""
+        """Return the generation that `save` wrote."""
         place = as_path(path, "the file of an answer")
         try:
             found = json.loads(place.read_text(encoding="utf-8"))
@@ -326,7 +326,7 @@ def _sources(method: str | None, passages: Sequence[Span]) -> dict[str, Any]:
 
 
 def _reasoned(pieces: Sequence[str], end: str | None) -> int:
-    """How many tokens of what was generated come before the final answer."""
+    """Return the number of generated tokens before the final answer."""
     if end is None:
         found = sentences(pieces)[-1][0]
         if found == 0:

@@ -50,7 +50,7 @@ class Guide:
 
 
 def find_preprocess(model: nn.Module) -> Preprocess:
-    """How this model is shown pictures, where the model itself says so."""
+    """Return the preprocessing of this model, if the model itself states it."""
     if getattr(getattr(model, "config", None), "name_or_path", "") == "vitrail.models.zoo:photo":
         from vitrail.models.zoo.photo import preprocess
 
@@ -117,7 +117,7 @@ DEFAULT_METHOD = "complete_gradient"
 
 @dataclass(frozen=True)
 class Setup:
-    """How pictures are stitched and explained.
+    """The settings with which pictures are stitched and explained.
 
     Args:
         options: what `explain` takes beside the method.
@@ -212,7 +212,7 @@ def guided(
     target: AnyTarget,
     setup: Setup,
 ) -> list[Guided]:
-    """What was found on every stitched picture; there is one for as many guides as it has room for."""
+    """Return the result for every stitched picture; there is one for as many guides as it has room for."""
     with shadow(model) as own:  # its positions may be interpolated, which the model's own are not
         seen = predict(own, image, setup.anatomy)
         if seen.inputs.kind != "image":

@@ -82,11 +82,11 @@ class PixelModel:
     scaling: Scaling
 
     def logits(self, pixels: Levels) -> Float[Tensor, " c"]:
-        """What the model says of these pixels; can be differentiated."""
+        """Return the logits of these pixels; can be differentiated."""
         return self._answer(self.inputs.showing(self.scaling.apply(pixels).to(self.inputs.shown.dtype)))
 
     def reload(self, levels: Levels) -> Float[Tensor, " c"]:
-        """What the model says after the picture was saved as a PNG file, opened again and preprocessed."""
+        """Return the logits after the picture was saved as a PNG file, opened again and preprocessed."""
         from PIL import Image
 
         sink = BytesIO()
@@ -182,7 +182,7 @@ class Budget:
             raise OptionError(f"linf={self.linf} is less than one of the 255 steps of an 8-bit picture: nothing fits.")
 
     def holds(self, *, l2: float, linf: float) -> bool:
-        """Whether a change of this size is within the budget."""
+        """Return True if a change of this size is within the budget."""
         pairs = ((self.l2, l2), (self.linf, linf))
         return all(limit is None or size <= limit + ROUNDING for limit, size in pairs)
 

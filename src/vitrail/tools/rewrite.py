@@ -99,7 +99,7 @@ class Rewriting:
 
     @property
     def original(self) -> "Image":
-        """What the model saw."""
+        """The picture as the model saw it."""
         return to_image(self.levels[0])
 
     @property
@@ -114,7 +114,7 @@ class Rewriting:
 
     @property
     def amplification(self) -> int:
-        """How many times larger `difference` shows the change: so that 99.5 % of the values fit."""
+        """The factor by which `difference` enlarges the change, so that 99.5 % of the values fit."""
         usual = float(np.quantile(self.change.abs().cpu().numpy(), 0.995))
         return max(1, int(0.5 / max(usual, 1 / 255)))
 
@@ -145,7 +145,7 @@ class Rewriting:
 
     @property
     def fooled(self) -> bool:
-        """Whether the target is the new picture's top-1 class, whatever its probability."""
+        """Return True if the target is the new picture's top-1 class, whatever its probability."""
         return int(self.logits[1].argmax()) == self.classes[1]
 
     @property
@@ -231,7 +231,7 @@ def strongest(logits: Tensor, target: int) -> int:
 
 @dataclass(frozen=True)
 class Way:
-    """How the pixels go: step size, how many steps at most, and when the target counts as reached."""
+    """The step size, the largest number of steps, and the probability at which the target counts as reached."""
 
     eta: float | None = None
     steps: int = STEPS
@@ -265,14 +265,14 @@ class Aim:
         return logits[source] - logits[self.target]
 
     def reached(self, logits: Tensor) -> bool:
-        """Whether the target is the first class, with the probability wanted."""
+        """Return True if the target is the first class, with the probability wanted."""
         likely = float(logits.softmax(dim=0)[self.target])
         return int(logits.argmax()) == self.target and likely >= self.way.probability
 
 
 @dataclass
 class PixelPath:
-    """Where the pixels are, and the probabilities of source and target on the way there."""
+    """The pixels on their path, and the probabilities of source and target on the way."""
 
     pixels: Levels
     eta: float | None

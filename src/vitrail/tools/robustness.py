@@ -25,7 +25,7 @@ AUDIT_STEPS = 25
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """What came of all pictures within one budget.
+    """The results of all pictures within one budget.
 
     Args:
         fooled: the share of pictures whose top-1 class became the target.

@@ -78,7 +78,7 @@ class Transfer:
         return f"Transfer({self.target}, {len(self)} steps of {self.logits.shape[1]} samples, {said})"
 
     def __len__(self) -> int:
-        """How many pictures the film has: one more than updates."""
+        """Return the number of pictures in the film: one more than updates."""
         return len(self.attributions)
 
     @property
@@ -93,7 +93,7 @@ class Transfer:
 
     @property
     def deviation(self) -> float:
-        """How far the logits are from the model's own when its unchanged maps are put in: 0 where bit for bit."""
+        """The largest change of the logits when the model's own maps are put in unchanged: 0 if equal bit for bit."""
         return float((self.logits[0] - self.clean).abs().max())
 
     def plot(
@@ -191,7 +191,7 @@ DIRECTIONS = {"away": -1.0, "toward": 1.0}
 
 @dataclass(frozen=True)
 class Rule:
-    """How maps are updated."""
+    """The rule that updates maps."""
 
     eta: float
     sign: float
@@ -211,7 +211,7 @@ def distribution(weights: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TransferPass:
-    """What one pass with given maps shows."""
+    """The results of one pass with given maps."""
 
     logits: Tensor
     scalar: Tensor
@@ -292,7 +292,7 @@ def transfer(  # noqa: PLR0913  (each is a choice of its own)
     renormalise: bool = False,
     anatomy: Anatomy | None = None,
 ) -> Transfer:
-    """What becomes of the prediction and of its explanation while the attention maps follow the target's gradient.
+    """Follow the target's gradient with the attention maps; return the predictions and explanations on the way.
 
     Args:
         model: any module that returns logits and whose blocks are known. It is not changed.
@@ -334,7 +334,7 @@ def transfer(  # noqa: PLR0913  (each is a choice of its own)
 
 
 def _film(scene: Scene, maps: Maps, put: Put, rule: Rule, steps: int) -> tuple[list[TransferPass], Maps]:
-    """What is seen before the first update and after each, and the maps at the end."""
+    """Return the passes before the first update and after each, and the maps at the end."""
     # A key that gets nothing at the start is masked, and would be given attention by its gradient.
     visible = {i: (x != 0).to(x.dtype) for i, x in maps.items()}
     seen: list[TransferPass] = []

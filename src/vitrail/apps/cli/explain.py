@@ -135,7 +135,7 @@ def _command(default: Sequence[Spec] | None) -> Callable[..., None]:
 
 
 def _checked_output(source: Source, model: str, output: Path | None) -> Path | None:
-    """Where the result goes, if nothing that is read would be replaced by it."""
+    """Return the path of the result, after a check that it replaces nothing that is read."""
     files = [source.given, source.pair, source.question, source.context, model]
     if source.folder is not None:
         output = check_folder(output)

@@ -100,7 +100,7 @@ def check_model(name: str) -> None:
 
 
 def looks_like_file(text: str) -> bool:
-    """Whether a text is the name of a file; a sentence that ends in one ("I saved it to notes.txt") is not."""
+    """Return True if a text is the name of a file; a sentence that ends in one ("I saved it to notes.txt") is not."""
     path = Path(text)
     if path.suffix.lower() not in FILES:
         return False
@@ -221,7 +221,7 @@ def _files(given: Path | str) -> Iterator[Path]:
 
 
 def _place(path: Path) -> tuple[int, int]:
-    """What all names and links of one file share."""
+    """Return the device and inode of a file, the same for all its names and links."""
     found = path.stat()
     return found.st_dev, found.st_ino
 

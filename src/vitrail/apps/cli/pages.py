@@ -241,7 +241,7 @@ def _show_all() -> None:
 
 
 def _row(method: Method, separator: str = ", ") -> list[str]:
-    """What the list says of a method."""
+    """Return the row of a method in the list."""
     specific = "yes" if method.class_specific else "no"
     signed = "yes" if method.signed else f"with {_options(method.signed_by)}" if method.signed_by else "no"
     kinds = separator.join(method.inputs) if method.models is None else method.models
@@ -265,7 +265,7 @@ def _show_one(method: Method) -> None:
 
 
 def option_docs(method: Method) -> dict[str, str]:
-    """What the docstring's Args block says of each option, each on one line."""
+    """Return the description of each option in the docstring's Args block, each on one line."""
     _, _, block = method.doc.partition("Args:\n")
     entries = re.split(r"^ {4}(\w+): ", block, flags=re.MULTILINE)[1:]
     return {

@@ -1,4 +1,4 @@
-"""What the command line prints: results to stdout, everything else to stderr, errors in one line.
+"""The output of the command line: results to stdout, everything else to stderr, errors in one line.
 
 On a terminal tables are drawn and progress is shown. In a pipe a table is lines of tab-separated values, and stderr
 holds warnings, errors and the names of written files only.
@@ -28,7 +28,7 @@ OWN = str(Path(vitrail.__file__).parent)
 
 
 def out() -> Console:
-    """Where results go. Made anew each time, since tests and pipes swap the stream."""
+    """Return a console for results. Made anew each time, since tests and pipes swap the stream."""
     return Console(highlight=False)
 
 
@@ -108,13 +108,13 @@ def reported(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def _said_by_model(error: Exception) -> str:
-    """What the model itself raised while it ran, with what it was run on; empty for other errors."""
+    """Return the error that the model itself raised while it ran, with its inputs; empty for other errors."""
     notes = getattr(error, "__notes__", ())
     return f"{type(error).__name__}: {error} {notes[-1]}" if notes and notes[-1].startswith("Raised by ") else ""
 
 
 def _said_by_system(error: Exception) -> str:
-    """What the file system says of a name, such as one that is too long; empty for other errors."""
+    """Return the file system's message about a name, such as one that is too long; empty for other errors."""
     if not isinstance(error, OSError) or error.filename is None or error.strerror is None:
         return ""
     name = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else str(error.filename)
@@ -151,7 +151,7 @@ def _check_readable(given: dict[str, Any]) -> None:
 
 @contextmanager
 def _remarks_of_results() -> Iterator[None]:
-    """What the library logs, such as which method stands in for another, as notes below the result it belongs to."""
+    """Print what the library logs, such as a method that replaces another, as notes below the result it belongs to."""
     logger, kept = logging.getLogger("vitrail"), _KeptRecords()
     handlers, passed_on = logger.handlers, logger.propagate
     logger.handlers, logger.propagate = [kept], False

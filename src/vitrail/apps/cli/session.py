@@ -134,7 +134,7 @@ def check_specs(specs: Sequence[Spec], preset: str, kind: str | None = None) -> 
 
 
 def readable_set(preset: str, kind: str) -> list[Spec]:
-    """What to compare where no method is named: a few that fit on one sheet, the default first."""
+    """Return the methods to compare if none is named: a few that fit on one sheet, the default first."""
     presets = {name: {"recommended", *METHODS[name].presets} for name in READABLE[kind] if name != DEFAULT_METHOD}
     return [(DEFAULT_METHOD, {}), *((name, {}) for name, known in presets.items() if preset in known)]
 

@@ -47,7 +47,7 @@ UNSURE = 0.7
 
 
 def show_answer(loaded: Loaded, sample: Sample) -> None:
-    """What the model said: its first five classes or next tokens, or the answer to a question."""
+    """Print the model's prediction: its first five classes or next tokens, or the answer to a question."""
     given = sample.inputs
     with torch.no_grad():
         if isinstance(given, Tensor):

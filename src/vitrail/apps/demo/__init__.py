@@ -62,7 +62,7 @@ class Explained:
 
 @dataclass(frozen=True)
 class Made:
-    """What the demo computed, and the files it wrote."""
+    """The results of the demo, and the files it wrote."""
 
     pictures: list[Explained]
     sentences: list[Explained]

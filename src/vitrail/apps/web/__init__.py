@@ -111,7 +111,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the server allows, set by whoever starts it.
+    """The limits of the server, set by whoever starts it.
 
     Args:
         names: host names the server goes by, beside loopback names and addresses.

@@ -1,4 +1,4 @@
-"""What a visitor can do, as plain generators: no browser and no server is needed to call them.
+"""The actions of a visitor, as plain generators: no browser and no server is needed to call them.
 
 Each action takes what all visitors share, the session, the request as its type, and the job. It yields events for the
 page, and names of queues (see `workers`).
@@ -27,7 +27,7 @@ FOUND = 40
 
 
 def start(explorer: Explorer) -> dict[str, Any]:
-    """What the page needs once: models, methods and fills; the model of the first example is opened."""
+    """Return what the page needs once: models, methods and fills; open the model of the first example."""
     explorer.models.open(FIRST, "image")
     return {
         "models": {kind: explorer.models.names(kind) for kind in ("image", "text")},
@@ -205,7 +205,7 @@ def attention(explorer: Explorer, session: Session, ask: guard.AttentionAsk, job
 
 
 def answer(explorer: Explorer, session: Session, ask: guard.AnswerAsk, job: Job) -> Steps:
-    """What a language model writes after the text or about a picture, and what each word of it rests on."""
+    """Yield the answer of a language model after the text or about a picture, and what each word of it rests on."""
     given = input_of(session, ask.input)
     opened: OpenModel = yield from explaining.opened_for(explorer, given, ask.model)
     if opened.asks:

@@ -104,7 +104,7 @@ class Results:
         self._lock = threading.Lock()
 
     def get(self, key: object) -> Any:  # noqa: ANN401
-        """What is kept under this key, or None."""
+        """Return the result kept under this key, or None."""
         with self._lock:
             return self._held.get(key)
 
@@ -130,7 +130,7 @@ def size_of(value: object) -> int:
 
 @dataclass(frozen=True, eq=False)
 class Explorer:
-    """What all visitors share."""
+    """The state that all visitors share."""
 
     models: ModelCache
     sessions: Sessions
@@ -159,7 +159,7 @@ class Case:
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """The memory it takes, in bytes."""
         inputs = self.sample.inputs
         held = [inputs] if isinstance(inputs, Tensor) else [x for x in inputs.values() if isinstance(x, Tensor)]
         return sum(x.nbytes for x in (*held, self.probs))
@@ -170,7 +170,7 @@ class Case:
         return int(self.probs.argmax())
 
     def name(self, index: int) -> str:
-        """What a class is called."""
+        """Return the name of a class."""
         return self.opened.loaded.class_name(index)
 
     def target(self, wanted: int | None) -> int:
@@ -239,7 +239,7 @@ def offered(kind: str) -> list[str]:
 
 @cache
 def is_quick(name: str) -> bool:
-    """Whether it only walks over layers that are recorded once for all such methods."""
+    """Return True if a method only walks over layers that are recorded once for all such methods."""
     entry = METHODS[name]
     return not isinstance(entry.build(**entry.resolve("recommended", {}, entry.inputs[0])), RerunMethod)
 

@@ -41,7 +41,7 @@ def host_of(header: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Whether this is an IP address and no name."""
+    """Return True if this is an IP address, not a name."""
     try:
         ip_address(name)
     except ValueError:
@@ -157,7 +157,7 @@ class Cancel(Strict):
 
 
 class Ask(Cancel):
-    """What all questions say: which request this is, about which input, model and class.
+    """The fields of all questions: which request this is, about which input, model and class.
 
     Args:
         id: chosen by the page; every event of the answer carries it.
@@ -216,7 +216,7 @@ class AttentionAsk(Ask):
 
 
 class AnswerAsk(Ask):
-    """What a language model writes after the text, or answers to a question about a picture, word by word."""
+    """A request for the text that a language model writes, or answers to a question about a picture, word by word."""
 
     length: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 16
     question: str = Field(default="", max_length=10_000)

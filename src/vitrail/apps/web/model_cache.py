@@ -40,12 +40,12 @@ class OpenModel:
 
     @property
     def asks(self) -> bool:
-        """Whether it answers questions about pictures."""
+        """Return True if the model answers questions about pictures."""
         return self.loaded.source == "question"
 
     @property
     def kind(self) -> str:
-        """What it is opened for: `image` or `text`."""
+        """The kind of input it is opened for: `image` or `text`."""
         return "image" if self.asks else self.loaded.kind
 
     @cached_property
@@ -81,7 +81,7 @@ class ModelCache:
         return [*own, *(name for name in self.allowed if known.get(name, kind) == kind)]
 
     def is_open(self, name: str) -> bool:
-        """Whether it can be used at once."""
+        """Return True if a model can be used at once."""
         with self._table:
             return name in self._open
 

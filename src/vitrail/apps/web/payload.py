@@ -90,7 +90,7 @@ def class_json(case: Case, index: int, *, probs: Tensor | None = None) -> dict[s
 
 
 def case_json(case: Case, target: int) -> dict[str, Any]:
-    """What the model says of the input, and the picture as it saw it."""
+    """Return the model's prediction for the input, and the picture as the model saw it."""
     best = case.probs.topk(min(TOP, len(case.probs))).indices.tolist()
     picture = case.sample.picture
     return {
@@ -220,7 +220,7 @@ def method_cards(kind: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What is known of an embedded model, from its card.
+    """The facts known of an embedded model, from its card.
 
     Args:
         what: what it is and what it was trained on.
@@ -259,7 +259,7 @@ UNKNOWN_SHARE = 0.2
 
 
 def model_card(loaded: Loaded) -> dict[str, Any]:
-    """What a model is and what it knows."""
+    """Return the facts about a model that the page shows: what it is and what it knows."""
     known = KNOWN.get(loaded.name) if loaded.name in EMBEDDED else None
     causal = loaded.task == "causal"
     plain = f"{type(loaded.model).__name__}. It knows {loaded.classes} {'tokens' if causal else 'classes'}."

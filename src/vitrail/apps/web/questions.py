@@ -36,7 +36,7 @@ SHOWN = 768
 
 @dataclass(frozen=True, eq=False)
 class Rests:
-    """What one word rests on: scores of the shown tokens of the question, and of the patches where they have places."""
+    """The scores that one word rests on: of the question's shown tokens, and of the patches where they have places."""
 
     text: Float[Tensor, " t"]
     patches: Float[Tensor, " p"] | None
@@ -61,7 +61,7 @@ class Answered:
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """The memory it takes, in bytes."""
         inputs: Any = self.sample.inputs
         held = [x for x in inputs.values() if isinstance(x, Tensor)]
         held += [x for one in self.rests for x in (one.text, one.patches) if x is not None]
@@ -128,7 +128,7 @@ def answered(explorer: Explorer, given: Input, opened: OpenModel, ask: AnswerAsk
 
 
 def _written(loaded: Loaded, picture: Any, question: str, length: int) -> Answered:  # noqa: ANN401
-    """What the model writes about the picture."""
+    """Return the answer that the model writes about the picture."""
     assert loaded.write is not None
     sample = loaded.write(picture, question, length=length)
     units = answer_words(loaded, sample)
@@ -147,7 +147,7 @@ def _written(loaded: Loaded, picture: Any, question: str, length: int) -> Answer
 
 
 def _rests(loaded: Loaded, found: Answered, span: Span) -> Rests:
-    """What the word in these columns rests on."""
+    """Return the scores that the word in these columns rests on."""
     target = targets.continuation(*span)
     streams = vitrail.explain(loaded.model, found.sample.inputs, METHOD, target).streams
     if "text" not in streams:

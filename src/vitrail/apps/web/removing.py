@@ -45,7 +45,7 @@ class Removal:
 
 
 def advantage(curve: Curve, random: Float[np.ndarray, "r l"]) -> dict[str, float]:
-    """How much smaller the area under a map's curve is than that of random orders.
+    """Return how much smaller the area under a map's curve is than that of random orders.
 
     The mean difference, and where the difference to one more random order lies (95 %).
     """
@@ -95,7 +95,7 @@ def removal(explorer: Explorer, case: Case, target: int, found: Attribution, fil
 
 
 def _passes(case: Case, orders: int) -> int | None:
-    """How often the model runs to remove parts in so many orders; not known for text."""
+    """Return how often the model runs to remove parts in so many orders; not known for text."""
     return ceil(len(LEVELS) / max(1, BATCH // orders)) if case.kind == "image" else None
 
 
@@ -109,7 +109,7 @@ def _from_centre(like: Attribution) -> Float[Tensor, " n"]:
 
 
 def pixels_of(case: Case) -> Float[Tensor, "1 3 h w"]:
-    """What the model saw, in 0..1."""
+    """Return the pixels that the model saw, in 0..1."""
     assert case.sample.picture is not None
     return seen_pixels(case.opened.loaded, case.sample.picture)
 

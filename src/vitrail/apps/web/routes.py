@@ -66,7 +66,7 @@ class Served:
         return actions, explorer, actions.start(explorer)
 
     def steps(self, begin: Callable[[Any, Any], Steps]) -> Steps:
-        """What `begin` makes of the actions and of what all visitors share, once torch is there."""
+        """Yield the steps of `begin`, called with the actions and what all visitors share, once torch is loaded."""
         assert self.loading is not None
         if not self.loading.done():
             yield LOAD
@@ -121,7 +121,7 @@ async def static(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Whether the models are there, and how busy the server is."""
+    """Answer whether the models are loaded, and how busy the server is."""
     served = _of(request)
     loading = served.loading
     about = {

@@ -74,7 +74,7 @@ class Sessions:
 
     @property
     def folder(self) -> Path:
-        """Where pictures are kept."""
+        """The folder in which pictures are kept."""
         return Path(self._folder.name)
 
     @property
@@ -83,7 +83,7 @@ class Sessions:
         return sum(session.stored for session in self._sessions.values())
 
     def __len__(self) -> int:
-        """How many visitors are remembered."""
+        """Return the number of visitors that are remembered."""
         return len(self._sessions)
 
     def new(self) -> Session:

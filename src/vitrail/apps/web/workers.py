@@ -98,7 +98,7 @@ class Workers:
         return future
 
     def held(self, queue: str) -> int:
-        """How many requests are in a queue, the running one included."""
+        """Return the number of requests in a queue, the running one included."""
         return self._held[queue]
 
     def close(self) -> None:

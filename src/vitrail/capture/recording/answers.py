@@ -1,4 +1,4 @@
-"""What a model answered whose blocks are not known, and which scalars a target makes of it."""
+"""The answer of a model whose blocks are not known, and the scalars that a target makes of it."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from vitrail.targets import Target, as_target
 
 @dataclass(frozen=True)
 class StreamAnswer:
-    """What a model with streams answered, and how its answers are read."""
+    """The answer of a model with streams, and how its answers are read."""
 
     output: Output
     inputs: Inputs
@@ -54,7 +54,7 @@ def read_answer(
 
 
 def _causal(call: AttentionCall, tokens: int) -> bool:
-    """Whether no query of self-attention sees a later key."""
+    """Return True if no query of self-attention sees a later key."""
     shown = call.weights if call.weights is not None else call.mask
     if call.causal or tokens == 1:
         return True

@@ -150,7 +150,7 @@ def continued(output: Output, target: Target, inputs: Inputs, calls: Sequence[At
 
 
 def _sees(call: AttentionCall, columns: Bool[Tensor, "b t"]) -> Bool[Tensor, "m h"]:
-    """Whether the row before each of these columns sees the column, in each head that has a map or mask of its own."""
+    """Return True where the row before a column sees the column, in each head that has a map or mask of its own."""
     samples, places = columns.nonzero(as_tuple=True)
     table = call.weights if call.weights is not None else call.mask
     if table is None:

@@ -1,4 +1,4 @@
-"""What happens to the tokens of a pass, as a walk meets it."""
+"""The events of a pass: what happens to its tokens, as a walk meets it."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -108,7 +108,7 @@ def plan_pass(
     lean: bool,
     rows: ReadRows | None,
 ) -> PassPlan:
-    """What is decided of a pass before it runs, or why it cannot be made."""
+    """Return the plan of a pass, decided before it runs; raise an error if the pass cannot be made."""
     check_fits(model, inputs)
     structure = structure_of(model, inputs, body)
     if structure.conditional:  # how many blocks the answer depends on is a matter of the content
@@ -258,7 +258,7 @@ def _same_answer(own: Output, safe: Output) -> Output:
 def _run_captured(
     model: nn.Module, inputs: Inputs, plan: PassPlan, *, stack: ExitStack, noted: bool = True
 ) -> tuple[Capture, Inputs, Output]:
-    """What is captured of one run, the inputs as the model was given them, and what it answered.
+    """Return the capture of one run, the inputs as the model was given them, and its output.
 
     Args:
         noted: whether functions are noted where the graph does not show them.
@@ -327,7 +327,7 @@ def own_precision(inputs: Inputs, dtype: torch.dtype) -> AbstractContextManager[
 
 
 def run_in(model: nn.Module, inputs: Inputs, dtype: torch.dtype) -> Any:  # noqa: ANN401
-    """What the model returns, computed by a copy of its weights in this precision."""
+    """Return the output of the model, computed by a copy of its weights in this precision."""
     if all(p.dtype is dtype for p in model.parameters()):
         return run_model(model, inputs)
     with in_precision(model, dtype):
@@ -357,7 +357,7 @@ def _rooted(inputs: Inputs, capture: Capture) -> Inputs:
 
 
 def no_root(capture: Capture, inputs: Inputs) -> OptionError:
-    """What to say where the place at which the gradient should end was not met."""
+    """Return the error for a place at which the gradient should end and that the pass did not meet."""
     instead = (
         "Use level='embedding_output'." if capture.body.blocks else "Name the blocks: vitrail.Anatomy(blocks=...)."
     )
@@ -426,7 +426,7 @@ class PredictedLogits:
         return self.inputs.size
 
     def showing(self, images: Tensor, **more: Any) -> Tensor | dict[str, Any]:  # noqa: ANN401
-        """What the model is called with to look at other pictures, with further keywords."""
+        """Return the arguments with which the model is called to look at other pictures, with further keywords."""
         main = self.inputs.main or ("pixel_values" if more else None)
         return images if main is None else {**self.inputs.kwargs, **more, main: images}
 
@@ -438,7 +438,7 @@ class PredictedLogits:
 
 
 def predict(model: object, inputs: Any, anatomy: Anatomy | None = None) -> PredictedLogits:  # noqa: ANN401
-    """What the model says, for a language model of the token that follows."""
+    """Return the logits of the prediction; for a language model, those of the next token."""
     read = read_inputs(prepared(model, inputs).inputs)
     with shadow(model) as own, forward(own, read, find_body(own, anatomy, read), Wanted(), ComputeSettings()) as run:
         return PredictedLogits(read, _class_logits(run), run.origin.grid)

@@ -36,7 +36,7 @@ from vitrail.models.taking import every_module
 
 @dataclass
 class BlockCapture:
-    """What was captured of one block."""
+    """The captured calls and states of one block."""
 
     calls: list[AttentionCall] = field(default_factory=list)
     states: dict[str, Tensor] = field(default_factory=dict)
@@ -175,7 +175,7 @@ class Capture:
         self.same = lambda old, new: None
 
     def filing(self, captured: BlockCapture) -> bool:
-        """Whether this block runs and is kept."""
+        """Return True if this block runs and is kept."""
         return self.here is captured and not self.dropping
 
     def add_call(self, call: AttentionCall) -> None:
@@ -191,7 +191,7 @@ class Capture:
         self.here.calls.append(replace(call, owner=self.running[-1] if self.running else "", softmax_input=scores))
 
     def answered(self, logits: Tensor) -> bool:
-        """Whether these logits are what the anatomy's head gave, so that its readout is the prediction's."""
+        """Return True if these logits came from the head in the anatomy, so that its readout is the prediction's."""
         logged = named(self.answer, LOGITS)
         found = self.answer if logged is None else logged
         return any(x is logits for x in (found if isinstance(found, (tuple, list)) else [found]))
@@ -213,7 +213,7 @@ class Capture:
                 raise no_graph(f"attention layer {index} of {len(self.layers)}", self.undone or unknown)
 
     def incomplete(self, model: nn.Module) -> VitrailError:
-        """What to say where not exactly one attention call was captured in each layer."""
+        """Return the error for layers in which not exactly one attention call was captured."""
         counts, outside = [len(x.calls) for x in self.layers], len(self.loose.calls)
         modules = [block.module for block in self.body.blocks]
         shared = len(set(modules)) < len(modules)  # one module in two places enters twice each time it runs
@@ -240,7 +240,7 @@ def _with_stream(args: tuple, kwargs: dict, old: Tensor, new: Tensor) -> tuple[t
 
 
 def with_stream_of(out: Any, stream: Tensor) -> Any:  # noqa: ANN401
-    """What a block gave, the residual stream changed."""
+    """Return the output of a block with the residual stream replaced."""
     return type(out)([stream, *out[1:]]) if isinstance(out, (tuple, list)) else stream
 
 
@@ -318,7 +318,7 @@ def naming(model: nn.Module, capture: Capture) -> Iterator[None]:
 
 
 def _may_attend(module: nn.Module) -> bool:
-    """Whether an attention call may come from this module itself: torch's own layers without parts make none."""
+    """Return True if an attention call may come from this module itself: torch's own layers without parts make none."""
     return bool(module._modules) or not type(module).__module__.startswith("torch.nn.modules.")
 
 

@@ -234,7 +234,7 @@ Attributed = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class InputAttribution:
-    """What every entry of every input is worth for a target."""
+    """The attribution of a target to every entry of every input."""
 
     part: Scalar
     found: Attributed

@@ -112,12 +112,12 @@ class Layer:
 
     @property
     def is_last(self) -> bool:
-        """Whether this is the attention closest to the prediction."""
+        """Return True if this is the attention closest to the prediction."""
         return self.index == self.depth - 1
 
     @property
     def queries_valid(self) -> Bool[Tensor, "b q"]:
-        """Which queries are real: all of a pooling layer's and of a cross-attention's, else the real tokens."""
+        """The queries that are real: all of a pooling layer's and of a cross-attention's, else the real tokens."""
         return torch.ones_like(self.readout, dtype=torch.bool) if self.pooling or self.cross else self.valid
 
     @property
@@ -169,7 +169,7 @@ class Layer:
 
     @cached_property
     def allowed(self) -> Bool[Tensor, "..."] | None:
-        """Which keys each query may see by mask and order, broadcasting to `[b, h, q, k]`; None if all."""
+        """The keys that each query may see by mask and order, broadcasting to `[b, h, q, k]`; None if all."""
         if self.mask is None and not self.causal:
             return None
         size, device = (self.get("query").shape[2], self.get("key").shape[2]), self.valid.device
@@ -178,7 +178,7 @@ class Layer:
 
     @property
     def visible(self) -> Bool[Tensor, "..."] | None:
-        """Which keys each query may see, broadcasting to `[b, h, q, k]`; None if all."""
+        """The keys that each query may see, broadcasting to `[b, h, q, k]`; None if all."""
         return self.allowed if self.weights is None else self.weights != 0
 
     def remember(self, name: Hashable, find: Callable[[], T]) -> T:
@@ -225,7 +225,7 @@ class Layer:
         return self._unscale(found) if name.endswith("_grad") else widen(found)
 
     def carry(self, relevance: Float[Tensor, "b q"]) -> Float[Tensor, "b k"]:
-        """What the skip connection carries past this layer: all, or nothing where a query pools the tokens."""
+        """Return the part that the skip connection carries past this layer: all, or nothing if a query pools tokens."""
         return torch.zeros_like(self.valid, dtype=relevance.dtype) if self.pooling else relevance
 
     def rows(self, start: int, stop: int) -> "Layer":

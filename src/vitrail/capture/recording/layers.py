@@ -69,7 +69,7 @@ def weights_of(
 
 
 def of_other_shape(states: Mapping[str, Tensor]) -> dict[str, str]:
-    """Which states inside a block are none of the stream that enters it, and why.
+    """Return the states inside a block that do not belong to the stream that enters it, each with the reason.
 
     MobileBERT narrows the stream. Blocks may be given tokens first and work on samples first.
     """
@@ -126,7 +126,7 @@ def _tokens_apart(x: Tensor, shape: torch.Size) -> Tensor:
 def tensors_of(
     capture: "Capture", index: int, batch: int | None = None, gradients: Mapping[str, Tensor] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """What was captured of an attention layer, as fields of a `Layer`: operands, weights and states.
+    """Return the tensors captured of an attention layer, as fields of a `Layer`: operands, weights and states.
 
     Args:
         batch: the number of samples; None for that of the states, of which there are some then.
@@ -168,7 +168,7 @@ def with_hidden_prefix(layer: Layer, hidden: int) -> Layer:
 
 @dataclass(frozen=True)
 class Early:
-    """What a method reads of a layer before any gradient is known.
+    """A reading of a layer by a method before any gradient is known.
 
     Args:
         read: a function of the layer's operands, weights and states; not of `valid`, `readout` and gradients.
@@ -179,7 +179,7 @@ class Early:
     needs: frozenset[str]
 
     def __call__(self, layer: Layer) -> Any:  # noqa: ANN401
-        """What was read as the forward pass left the layer, or what can be read of its states now."""
+        """Return what was read as the forward pass left the layer, or read it from its states now."""
         found = layer.early[self] if self in layer.early else self.read(layer)
         if isinstance(found, VitrailError):
             raise found

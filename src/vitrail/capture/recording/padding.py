@@ -1,4 +1,4 @@
-"""Whether a model hides a word wherever it stands: only then is the word padding that the model masks by itself."""
+"""A check that a model hides a word wherever it stands: only then is the word padding, masked by the model itself."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How one pass is run: where its gradient ends, in which precision, what is changed on the way, what is kept."""
+"""The options of one pass: where its gradient ends, its precision, what is changed on the way, what is kept."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -32,7 +32,7 @@ LEVELS = ("embedding_output", "inputs_embeds", "pixels")
 
 @dataclass(frozen=True)
 class PassOptions:
-    """How one pass is run; the default is the model as it is.
+    """The options of one pass; the default is the model as it is.
 
     Args:
         level: where the gradient ends, one of `LEVELS`; None for where the recorder needs it, if at all.
@@ -64,7 +64,7 @@ PLAIN = PassOptions()
 
 @dataclass(frozen=True)
 class ComputeSettings:
-    """How sums over attention maps are computed, by which backend and in how many rows, and what is kept for them."""
+    """The backend and the number of rows for sums over attention maps, and what is kept for them."""
 
     backend: str = "auto"
     chunk_rows: int | None = None
@@ -83,7 +83,7 @@ class ComputeSettings:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a group of methods reads of a pass.
+    """The tensors that a group of methods reads of a pass.
 
     Args:
         last_only: whether gradients of the last layer suffice.

@@ -52,7 +52,7 @@ class DeferredCheck:
 
 
 def unread(samples: list[int]) -> TargetError:
-    """What to say where the target reads no token."""
+    """Return the error for a target that reads no token."""
     return TargetError(
         f"the gradient of the target is zero at every token of samples {samples}, padding aside, so nothing was read. "
         "A target that reads padding alone has nothing to explain: is the mask inverted? A probability of exactly one "
@@ -232,11 +232,11 @@ class Pass:
         return read if claimed is None else read | (claimed > 0)
 
     def patches(self, x: Tensor) -> Tensor:
-        """What belongs to the patches or words of the input, in their order, of what belongs to all tokens."""
+        """Return the values of the patches or words of the input, in their order, from values of all tokens."""
         return x[..., self.index if x.device == self.index.device else index_on(self.origin.index, x.device)]
 
     def among_tokens(self, x: Tensor) -> Tensor:
-        """What belongs to patches or words, as one value for each token; other tokens get zero."""
+        """Return values of patches or words as one value for each token; other tokens get zero."""
         found = x.new_zeros(*x.shape[:-1], self.origin.tokens)
         found[..., index_on(self.origin.index, x.device)] = x
         return found
@@ -326,7 +326,7 @@ class Pass:
         return [(widen(root.detach()), widen(grad) * scale) for root, grad in pairs]
 
     def pull_back(self, seed: Tensor) -> Tensor:
-        """What arrives at the one place where the gradient ends, for a cotangent of the logits; the graph is kept."""
+        """Return the gradient at the one place where it ends, for a cotangent of the logits; the graph is kept."""
         (root,) = self.capture.roots
         return torch.autograd.grad(self.output.logits, root, seed, retain_graph=True)[0]
 

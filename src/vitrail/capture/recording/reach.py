@@ -1,4 +1,4 @@
-"""Which tokens can reach the explained scalar, and which are padding: facts of masks, never of what a method credits.
+"""The tokens that can reach the explained scalar, and the padding: facts of masks, never of what a method credits.
 
 A token reaches the scalar if the scalar reads it, or if a token that does may attend to it in a layer below. Only what
 attention lets pass is asked, so no gradient is needed, and a saturated unit hides nothing.

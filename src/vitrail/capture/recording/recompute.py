@@ -31,7 +31,7 @@ COARSE_SLACK = 0.02
 
 @dataclass
 class Recomputed:
-    """Which blocks of a pass keep no graph, and what they were called with.
+    """The blocks of a pass that keep no graph, and the arguments they were called with.
 
     Args:
         depth: how many blocks there are.
@@ -49,11 +49,11 @@ class Recomputed:
 
     @property
     def count(self) -> int:
-        """How many blocks are run again."""
+        """The number of blocks that run again."""
         return self.border or 0
 
     def drops(self, index: int) -> bool:
-        """Whether nothing of this block is kept as it runs."""
+        """Return True if nothing of this block is kept as it runs."""
         return self.replay is None and index < self.count
 
     def enter(self, index: int, args: tuple, kwargs: dict) -> None:
@@ -84,14 +84,14 @@ class Recomputed:
         return self.leaf
 
     def stream_after(self, index: int, stream_of: Callable[[tuple, dict], Tensor]) -> Tensor | None:
-        """What this block gave the first time; None where that is not kept any more."""
+        """Return the output of this block in the first run; None if it is not kept any more."""
         if index == self.count - 1:
             return self.leaf
         return stream_of(*self.arguments[index + 1]) if index + 1 in self.arguments else None
 
 
 def recomputed(depth: int, together: str | None, memory: str, inputs: Inputs) -> Recomputed | None:
-    """Which blocks of a pass are run again, by the memory that is asked for; None where all keep their graph.
+    """Return the blocks of a pass that run again, by the memory that is asked for; None if all keep their graph.
 
     Args:
         together: why the blocks cannot be differentiated one by one, if they cannot.
@@ -118,7 +118,7 @@ def _placed(x: object) -> bool:
 
 
 def blocks_to_drop(depth: int, taken: int, stream: Tensor) -> int:
-    """How many blocks have to be run again, by what the first one has kept and what the GPU has free."""
+    """Return the number of blocks that must run again, from the memory of the first one and the GPU's free memory."""
     device = stream.device
     own = stream.numel() * stream.element_size()
     each = torch.cuda.memory_allocated(device) - taken + own  # the gradient of its attention is kept too

@@ -81,7 +81,7 @@ class StreamPass:
 
     @property
     def masked(self) -> bool:
-        """Whether masks may keep tokens from the answer."""
+        """Return True if masks may keep tokens from the answer."""
         return any(call.weights is not None or call.mask is not None or call.causal for call in self.plain.calls)
 
     def parts(self, target: Target | Callable[[Tensor], Tensor]) -> tuple[Scalar, ...]:

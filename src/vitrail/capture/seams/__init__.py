@@ -1,4 +1,4 @@
-"""How attention calls of unmodified models are intercepted.
+"""The interception of attention calls of unmodified models.
 
 One `TorchFunctionMode` intercepts every torch function of the current thread. Three kinds matter: the fused
 `scaled_dot_product_attention`, the functional form of `nn.MultiheadAttention` (which would hide the

@@ -72,7 +72,7 @@ def read_sdpa(  # noqa: PLR0913  (the signature is torch's)
 
 
 def kept_logsumexp(output: Tensor, query: Tensor) -> Tensor | None:
-    """What a fused kernel kept for its backward pass: the logarithm of the softmax's denominator, `[b, h, q]`."""
+    """Return the log of the softmax's denominator, `[b, h, q]`, that a fused kernel kept for its backward pass."""
     if saving_hooks() is not None:  # a checkpointed region would run again for it, here and now
         return None
     kept = next((x for name in SAVED_LOGSUMEXP if (x := getattr(output.grad_fn, name, None)) is not None), None)
@@ -87,7 +87,7 @@ def kept_logsumexp(output: Tensor, query: Tensor) -> Tensor | None:
 
 
 def call_shape(call: AttentionCall) -> tuple[int, int]:
-    """How many queries and keys a call has."""
+    """Return the numbers of queries and keys of a call."""
     if call.weights is not None:
         return call.weights.shape[-2], call.weights.shape[-1]
     assert call.query is not None
@@ -172,7 +172,7 @@ def operands_of(
 def allowed_keys(
     mask: Tensor | None, size: tuple[int, int], *, causal: bool, device: torch.device, first_row: int = 0
 ) -> Tensor | None:
-    """Which key each query may see, as booleans that broadcast to `[b, h, q, k]`; None if all.
+    """Return the keys that each query may see, as booleans that broadcast to `[b, h, q, k]`; None if all.
 
     Args:
         size: how many queries and keys there are.

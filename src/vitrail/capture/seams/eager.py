@@ -91,7 +91,7 @@ class Follower:
                 known[new] = known[old]
 
     def keys_first(self, args: tuple, kwargs: dict) -> bool:
-        """Whether a softmax is over the last axis but one of a product of activations, as where keys stand first."""
+        """Return True if a softmax of a product of activations is over the last axis but one: the keys stand first."""
         given, dim = args[0], kwargs.get("dim", args[1] if len(args) > 1 else None)
         known = self.scores.get(given) if given.ndim in (3, 4, 5) and dim in (-2, given.ndim - 2) else None
         return known is not None and any(product.activations for product in known.products)
@@ -104,7 +104,7 @@ class Follower:
         self.follows = True
 
     def ends_softmax(self, func: Callable[..., Any], args: tuple) -> bool:
-        """Whether a function ends a softmax in parts: powers of e over their sum, or e to a log-softmax."""
+        """Return True if a function ends a softmax in parts: powers of e over their sum, or e to a log-softmax."""
         if func in EXPONENTIALS:
             return args[0] in self.logs
         if func not in QUOTIENTS or len(args) < 2 or not all(isinstance(x, Tensor) for x in args[:2]):
@@ -113,7 +113,7 @@ class Follower:
         return each and args[0] in self.powers and self.totals.get(args[1]) is self.powers[args[0]]
 
     def parts_of(self, x: Tensor) -> Powers:
-        """What a softmax in parts is made of, by the argument of the function that ends it."""
+        """Return the parts of a softmax in parts, by the argument of the function that ends it."""
         return self.logs[x] if x in self.logs else self.powers[x]
 
     def softmaxed_in_parts(self, out: Tensor, powers: Tensor) -> None:
@@ -150,7 +150,7 @@ class Follower:
             self.totals[out] = self.powers[given]
 
     def read(self, func: Callable[..., Any], args: tuple) -> Reading:
-        """What a product is: whether it applies a map to values, and what scores it may make."""
+        """Return the reading of a product: whether it applies a map to values, and what scores it may make."""
         if func is not torch.einsum:
             return self._read_matmul(args, added=func in BIASED_PRODUCTS)
         args = self._straightened(args)
@@ -241,7 +241,7 @@ class Follower:
         return Reading((args[0], *views), product, applied)
 
     def _applied_by_einsum(self, found: einsum.Einsum, place: int) -> tuple[Applied | None, Tensor]:
-        """How an einsum applies a map, if it does; and the map as it should be given to it."""
+        """Return how an einsum applies a map, or None if it does not; and the map as it should be given to it."""
         source, equation = found.operands[place], found.product
         plain = tuple(range(source.ndim))
         how, value = None, None
@@ -260,7 +260,7 @@ class Follower:
         return Applied(source, weights, map_order, seen, 2 - place, value_order, output_order), view
 
     def _applies(self, x: Tensor, order: einsum.Order, value: Tensor | None, *, rows: int = -2) -> bool:
-        """Whether a factor is a map as its softmax left it, which a product applies to these values.
+        """Return True if a factor is a map as its softmax left it, which a product applies to these values.
 
         Args:
             order: the order of its axes in which the product sums over keys.
@@ -297,7 +297,7 @@ class Follower:
         return scored or known.shape[rows] in (1, known.shape[-1])
 
     def _is_product(self, x: Tensor) -> bool:
-        """Whether a tensor is a product of two activations, be it scaled or shifted."""
+        """Return True if a tensor is a product of two activations, whether scaled or shifted or not."""
         made = self.scores.get(x)
         return made is not None and made.main is not None and made.main.activations
 
@@ -334,14 +334,14 @@ def _swapped(ndim: int) -> einsum.Order:
 
 
 def _hides(func: Callable[..., Any], args: tuple) -> bool:
-    """Whether a function sets some powers of e to zero, or weighs them by a mask."""
+    """Return True if a function sets some powers of e to zero, or weighs them by a mask."""
     if func in FILLS or func is Tensor.__setitem__:
         return len(args) == 3 and _is_zero(args[2])
     return SCALINGS.get(func) is mul
 
 
 def over_keys(x: Tensor, args: tuple, kwargs: dict) -> bool:
-    """Whether a function of one tensor is over its last axis."""
+    """Return True if a function of one tensor is over its last axis."""
     dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
     return dim in (-1, x.ndim - 1, [-1], (-1,), [x.ndim - 1], (x.ndim - 1,))
 
@@ -373,7 +373,7 @@ def _view(x: Tensor, order: einsum.Order) -> tuple[Tensor, Tensor]:
 
 
 def _map_after(func: Callable[..., Any], known: AttentionMap, old: Tensor, new: Tensor, args: tuple) -> AttentionMap:
-    """What the result of a function of a map is."""
+    """Return the attention map that the result of a function of a map is."""
     plain = einsum.is_plain(known.order)
     if known.changed and (func in SAME_ENTRIES or _moved(func, args, old.ndim) is not None):
         return known
@@ -398,7 +398,7 @@ def _map_after(func: Callable[..., Any], known: AttentionMap, old: Tensor, new: 
 
 
 def _is_zero(x: Any) -> bool:  # noqa: ANN401
-    """Whether a value to fill with is zero: a number, or a tensor of one number."""
+    """Return True if a value to fill with is zero: a number, or a tensor of one number."""
     return isinstance(x, (int, float, Tensor)) and (not isinstance(x, Tensor) or x.ndim == 0) and bool(x == 0)
 
 
@@ -408,7 +408,7 @@ def _after_change(func: Callable[..., Any], known: AttentionMap) -> AttentionMap
 
 
 def _has_both(x: Tensor, known: AttentionMap) -> bool:
-    """Whether a tensor can still have an axis of the queries and one of the keys, or of some of them."""
+    """Return True if a tensor can still have an axis of the queries and one of the keys, or of some of them."""
     queries, keys = known.shape[-2:]
     sizes = list(x.shape)
     if queries not in sizes:
@@ -418,7 +418,7 @@ def _has_both(x: Tensor, known: AttentionMap) -> bool:
 
 
 def _cuts_keys(index: object, x: Tensor) -> bool:
-    """Whether an index takes some of the keys and every query."""
+    """Return True if an index takes some of the keys and every query."""
     entries = index if isinstance(index, tuple) else (index,)
     if Ellipsis in [x for x in entries if not isinstance(x, Tensor)]:
         entries = entries[1:] if entries[0] is Ellipsis else ()
@@ -443,7 +443,7 @@ def _moved(func: Callable[..., Any], args: tuple, ndim: int) -> tuple[int, ...] 
 def _scores_after(
     func: Callable[..., Any], given: list[tuple[Tensor, Scores]], new: Tensor, args: tuple, kwargs: dict
 ) -> Scores:
-    """What the result of a function of scores is."""
+    """Return the scores that the result of a function of scores is."""
     every = tuple(dict.fromkeys(p for _, scores in given for p in scores.products))[-MOST_PRODUCTS:]
     old, known = next(((x, s) for x, s in given if s.main is not None), given[0])
     first = bool(args) and args[0] is old
@@ -483,7 +483,7 @@ def _operands(known: AttentionMap, weights: Tensor) -> tuple[Tensor | None, Tens
 
 
 def _reads(product: Product, main: Product) -> bool:
-    """Whether a product that also makes scores has the main product's own query, or its key, as an operand."""
+    """Return True if a product that also makes scores has the main product's own query, or its key, as an operand."""
     if main.itself and any(x is main.query for x in product.operands):
         return True
     key = [] if main.read is None else _origins(main.read)

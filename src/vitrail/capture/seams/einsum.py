@@ -59,21 +59,21 @@ class Einsum:
 
     @property
     def keyed(self) -> bool:
-        """Whether the operand that has the result's last axis has another one that the result keeps: the samples'."""
+        """Return True if the operand with the result's last axis has another axis that the result keeps: samples."""
         return any(
             self.out[-1:] and self.out[-1] in labels and any(x in self.out[:-1] for x in labels)
             for labels in self.labels
         )
 
     def weighs(self, place: int) -> bool:
-        """Whether an operand `[..., q, k]` weighs others: it is summed over k, and it alone has q."""
+        """Return True if an operand `[..., q, k]` weighs others: it is summed over k, and it alone has q."""
         *_, query, key = self.labels[place]
         others = {label for other, labels in enumerate(self.labels) if other != place for label in labels}
         return key in others and key not in self.out and query in self.out and query not in others
 
 
 def read(args: tuple) -> Einsum | None:
-    """What an einsum does; None if it takes a diagonal."""
+    """Return the parsed einsum; None if it takes a diagonal."""
     equation, *operands = args
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = list(operands[0])
@@ -113,7 +113,7 @@ def _implied(labels: tuple[tuple[Label, ...], ...]) -> tuple[Label, ...]:
 
 
 def order(labels: tuple[Label, ...], wanted: tuple[Label, ...]) -> Order:
-    """Which axis of a tensor with these labels comes first, second and so on in the wanted order."""
+    """Return the order of the axes of a tensor with these labels that gives the wanted order."""
     return tuple(labels.index(x) for x in wanted)
 
 
@@ -123,12 +123,12 @@ def inverse(order: Order) -> Order:
 
 
 def is_plain(order: Order) -> bool:
-    """Whether an order leaves every axis in its place."""
+    """Return True if an order leaves every axis in its place."""
     return order == tuple(range(len(order)))
 
 
 def scoring(equation: Equation, sizes: Mapping[Label, int]) -> tuple[int, Order, Order] | None:
-    """How a product makes scores whose last axis are the keys; None if it does not.
+    """Return how a product makes scores whose last axis is the keys; None if it does not.
 
     The query's place among the operands, and the orders that give queries and keys as `[..., t, d]`.
     """
@@ -145,7 +145,7 @@ def scoring(equation: Equation, sizes: Mapping[Label, int]) -> tuple[int, Order,
 
 
 def applying(equation: Equation, sizes: Mapping[Label, int]) -> tuple[Order, Order, Order] | None:
-    """How a product applies the map, its first operand, to values; None if it does anything else with it.
+    """Return how a product applies the map, its first operand, to values; None if it does anything else with it.
 
     The orders that give map, values and result as `[..., q, k]`, `[..., k, d]` and `[..., q, d]`. Values that all heads
     share have no axis of heads.
@@ -175,7 +175,7 @@ def applying(equation: Equation, sizes: Mapping[Label, int]) -> tuple[Order, Ord
 def _roles(
     equation: Equation, sizes: Mapping[Label, int], key: tuple[Label, ...]
 ) -> tuple[tuple[Label, ...], Label] | None:
-    """Which of the labels that only the query, or the map, has are heads, and which is the queries'."""
+    """Return the roles of the labels that only the query, or the map, has: the heads, and the axis of the queries."""
     own, axes = equation.own(), len(equation.shared()) + len(equation.own()) + 1
     if axes not in (3, 4) or not equation.shared() or len(own) not in (1, 2):
         return None

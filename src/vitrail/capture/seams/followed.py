@@ -1,4 +1,4 @@
-"""What is known of the tensors of hand-written attention: products, scores, maps, and maps applied to values."""
+"""Facts about the tensors of hand-written attention: products, scores, maps, and maps applied to values."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,7 +49,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Scores:
-    """What a tensor has of products.
+    """The products that a tensor is made of.
 
     Args:
         products: all that took part.
@@ -79,7 +79,7 @@ class Powers:
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """What a tensor has of a softmax.
+    """The softmax that a tensor is made of.
 
     Args:
         softmax_input: what entered the softmax, of the keys that are left.
@@ -104,7 +104,7 @@ class AttentionMap:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a product is, before it is computed.
+    """The reading of a product before it is computed.
 
     Args:
         args: its arguments; an einsum's query and map as views in the usual order of axes, so that their gradients
@@ -150,7 +150,7 @@ TINIEST_SUM = 1e-4
 
 
 def same_total(func: Callable[..., Any], out: Tensor, args: tuple, kwargs: dict) -> bool:
-    """Whether sums over keys stay what they are: in another shape, or kept from zero by a tiny number."""
+    """Return True if sums over keys stay what they are: in another shape, or kept from zero by a tiny number."""
     if func in RESHAPES:
         return out.numel() == args[0].numel()
     least = next((x for x in (*args[1:], *kwargs.values()) if isinstance(x, (int, float))), None)

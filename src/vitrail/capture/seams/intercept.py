@@ -29,7 +29,7 @@ from vitrail.errors import SeamError
 
 @dataclass(frozen=True)
 class Override:
-    """What becomes of the scores, the map and the values of the attention in each block, all `[b, h, t, ...]`.
+    """Changes of the scores, the map and the values of the attention in each block, all `[b, h, t, ...]`.
 
     Args:
         weights: takes the block's index and its map after the softmax, gives the map that is used instead.
@@ -48,7 +48,7 @@ class Override:
 
     @property
     def changes_scores(self) -> bool:
-        """Whether anything becomes of the scores before the softmax."""
+        """Return True if anything changes the scores before the softmax."""
         return self.scores is not None or self.bias is not None
 
 

@@ -1,1 +1,1 @@
-"""What a model does with its tokens, measured on the model and remembered by the form of its inputs."""
+"""The structure of a model: what it does with its tokens, measured and remembered by the form of its inputs."""

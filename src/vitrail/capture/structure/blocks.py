@@ -69,7 +69,7 @@ class BlockSite:
 
 @dataclass(frozen=True)
 class Discovery:
-    """What was found in one pass: attention calls and blocks, both in order of execution."""
+    """The attention calls and blocks found in one pass, both in order of execution."""
 
     model: str
     calls: tuple[CallSite, ...]
@@ -80,18 +80,18 @@ class Discovery:
 
     @property
     def kinds(self) -> Counter[str]:
-        """How many calls of each kind there are."""
+        """The number of calls of each kind."""
         return Counter(call.kind for call in self.calls)
 
     @property
     def causal(self) -> bool:
-        """Whether every self-attention is causal."""
+        """Return True if every self-attention is causal."""
         own = [call for call in self.calls if call.kind == SELF]
         return bool(own) and all(call.causal for call in own)
 
 
 def discover(model: nn.Module, inputs: Inputs) -> Discovery:
-    """What was found of a shadow for inputs of this form; found once, then remembered."""
+    """Return the blocks and attention calls of a shadow for inputs of this form; found once, then remembered."""
     part = part_of_text(inputs)  # all tokens of a long text at once would take more memory than the explanation
     if part is not None and not remembered.get(
         model, "switches", form_of(part).keys[0], lambda: _switches(model, part)
@@ -122,7 +122,7 @@ def forget(model: nn.Module) -> None:
 
 
 def _switches(model: nn.Module, part: Inputs) -> bool:
-    """Whether a model changes its own settings or modules on a part of a text."""
+    """Return True if a model changes its own settings or modules on a part of a text."""
     with as_it_was(model) as changed:
         discover(model, part)
     return bool(changed)
@@ -165,13 +165,13 @@ def _check_graph(seen: TracedPass, kinds: list[str]) -> None:
 
 
 def _answers_from(pool: Execution, seen: TracedPass) -> bool:
-    """Whether the answer depends on what a pooling attention gives: some models compute it for nothing."""
+    """Return True if the answer depends on the output of a pooling attention: some models compute it for nothing."""
     logits = [node_of(x) for x in tensors_in(getattr(seen.answer, "logits", seen.answer))]
     return pool.gave_node is None or not any(logits) or bool(reached(logits, {pool.gave_node}))
 
 
 def _reads_first(seen: TracedPass, blocks: list[Execution]) -> bool:
-    """Whether the answer depends on the first token that the last block gives, and on no other."""
+    """Return True if the answer depends on the first token of the last block's output, and on no other."""
     given = blocks[-1].gave if blocks else None
     answer = named(seen.answer, LOGITS)
     answer = seen.answer if answer is None else answer
@@ -257,7 +257,7 @@ def _site(seen: TracedCall, kind: str, block: Execution | None, batch: int) -> C
 
 
 def is_causal(call: AttentionCall) -> bool:
-    """Whether no query of a call sees a key behind it."""
+    """Return True if no query of a call sees a key behind it."""
     if call.causal:
         return True
     shown = call.weights if call.weights is not None else call.mask
@@ -336,7 +336,7 @@ def _first_is_mark(model: nn.Module, inputs: Inputs) -> bool:
 
 
 def _why_loose(model: nn.Module, found: Discovery) -> str:
-    """Why no module is a block."""
+    """Return the reason why no module is a block."""
     names = [site.name for site in found.blocks if not site.carries]
     around = names[0].split(".")[:-1] if names else []
     while around and isinstance(model.get_submodule(".".join(around)), LISTS):

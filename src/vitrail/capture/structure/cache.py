@@ -1,4 +1,4 @@
-"""What is remembered of inputs of one form: the key of a form, and what passes over such inputs were seen to do.
+"""The memory for inputs of one form: the key of a form, and what passes over such inputs were seen to do.
 
 Inputs of one form may be treated in different ways: tokens that are turned round where the first id says so, early
 exits. The signature of a pass tells them apart (`Route`); of a pass whose graph does not show it, its `Journal`.
@@ -88,7 +88,7 @@ def hash_numbers(x: Tensor) -> int:
 
 @dataclass(eq=False)
 class Variants(Generic[T]):
-    """What is known of passes over inputs of one form, by what they did to tokens; the last used comes first."""
+    """Facts about passes over inputs of one form, by what they did to tokens; the last used comes first."""
 
     routes: list[tuple[Route, T]] = field(default_factory=list)
     journals: dict[Hashable, T] = field(default_factory=dict)

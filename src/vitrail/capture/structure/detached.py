@@ -35,7 +35,7 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        """What arrives at the tensor that was detached."""
+        """Return the gradient of the tensor that was detached."""
         return grads[0] if ctx.gates.open else torch.zeros_like(grads[0]), None
 
 

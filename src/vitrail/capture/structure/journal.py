@@ -1,4 +1,4 @@
-"""What a pass did to tokens where its graph does not show it: the functions that ran, and what they moved rows by.
+"""A journal of what a pass did to tokens outside its graph: the functions that ran, and what they moved rows by.
 
 A pass without gradients, under rules, or of frozen weights has no graph that a signature could be read off. Its
 functions are seen by the mode that intercepts attention. Two passes with the same journal did the same.

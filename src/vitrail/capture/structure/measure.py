@@ -1,4 +1,4 @@
-"""What a model does with its tokens, measured on the model.
+"""The structure of a model: what it does with its tokens, measured on the model.
 
 Two questions are asked of every model with one sequence of tokens and every form of input, once:
 
@@ -45,7 +45,7 @@ from vitrail.models.inputs import Inputs
 
 @dataclass(frozen=True)
 class Structure:
-    """What was measured: where tokens come from, and why attention cannot be read token by token, if it cannot."""
+    """The measured structure: the origin of tokens, and why attention cannot be read token by token, if it cannot."""
 
     origin: Origin | str
     refusal: str | None = None
@@ -100,7 +100,7 @@ class _BlockwiseTrace:
 def measure_structure(
     model: nn.Module, inputs: Inputs, body: Body, form: InputForm, *, most: int = SAMPLES
 ) -> Structure:
-    """What is measured of a model whose attention and weights can be read, on this many samples at most."""
+    """Return the structure, measured on at most so many samples, of a model with readable attention and weights."""
     refusals.check_model(model)
     some = inputs if inputs.batch <= most else inputs.take(torch.arange(most))
     try:
@@ -121,7 +121,7 @@ def measured_in_call(model: nn.Module) -> dict[Hashable, Structure]:
 
 
 def _measured(model: nn.Module, some: Inputs, body: Body) -> Structure:
-    """What one pass shows, in which results of attention are cut from the graph."""
+    """Return the structure that one pass shows, in which results of attention are cut from the graph."""
     # Half precision has too few exponents for the codes.
     dtype = torch.float32 if any(p.dtype is torch.float16 for p in model.parameters()) else None
     some = some if dtype is None else some.cast(dtype)
@@ -324,7 +324,7 @@ def _check_calls(run: _BlockwiseTrace, batch: int) -> str | None:
 
 
 def _together(run: _BlockwiseTrace, blocks: Sequence[TracedBlock]) -> str | None:
-    """Why the blocks cannot be differentiated one by one; None if they can."""
+    """Return why the blocks cannot be differentiated one by one; None if they can."""
     entering = [node_of(block.arriving) for block in blocks]
     for index, block in enumerate(blocks):
         own, earlier = entering[index], {node for node in entering[:index] if node is not None}
@@ -342,7 +342,7 @@ def _together(run: _BlockwiseTrace, blocks: Sequence[TracedBlock]) -> str | None
 def _check_borders(
     leavings: list[State | None], arrivings: list[State | None], beside: list[Tensor], *, before: bool
 ) -> str | None:
-    """Why the blocks cannot be differentiated one by one; None if they can.
+    """Return why the blocks cannot be differentiated one by one; None if they can.
 
     Args:
         leavings: what each block gave.
@@ -360,7 +360,7 @@ def _check_borders(
 
 
 def _attached(run: _BlockwiseTrace) -> bool:
-    """Whether all blocks have a graph. Where one has none, methods that read gradients say so themselves."""
+    """Return True if all blocks have a graph. Where one has none, methods that read gradients say so themselves."""
     given = [run.answer, *(block.leaving for block in run.blocks)]
     given += [call_result(one.call) for block in run.blocks for one in block.calls]
     return all(x is not None and x.requires_grad for x in given)
@@ -392,7 +392,7 @@ def _read_places(run: _BlockwiseTrace, ends: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _check_read(read: list[Tensor]) -> str | None:
-    """Why a walk that starts after the last block would miss what the answer reads before it; None if it would not."""
+    """Return why a walk from the last block would miss what the answer reads before it; None if it would not."""
     *before, last = read
     for index, rows in reversed(list(enumerate(before))):  # what is read after a block is made of what enters it
         more = rows & ~last if rows.shape == last.shape else rows
@@ -424,7 +424,7 @@ def _counting(run: _BlockwiseTrace) -> list[TracedCall]:
 
 
 def _outside(run: _BlockwiseTrace, counting: int) -> str | None:
-    """Why attention outside the blocks makes what the blocks show incomplete; None if it does not."""
+    """Return why attention outside the blocks makes what the blocks show incomplete; None if it does not."""
     pools = 1 if run.body.pool is not None else 0
     if counting <= pools:
         return None
@@ -437,7 +437,7 @@ def _outside(run: _BlockwiseTrace, counting: int) -> str | None:
 
 
 def no_origin(why: str, body: Body) -> SeamError:
-    """What to say where tokens come from no known part of the input."""
+    """Return the error for tokens that come from no known part of the input."""
     if body.idle and body.blocks:
         return refusals.hybrid(len(body.blocks), body.idle, why)
     return SeamError(

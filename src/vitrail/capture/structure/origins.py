@@ -1,4 +1,4 @@
-"""Which part of the input each token of the blocks comes from: which patch, which word, or none.
+"""The part of the input that each token of the blocks comes from: a patch, a word, or none.
 
 Class tokens, registers and soft prompts come from no part of the input. For audio, tables, spectra and video three
 answers are tried, the most exact first:
@@ -24,7 +24,7 @@ SAMPLES_DIFFER = "the tokens of different samples come from different places, or
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the tokens of the blocks come from."""
+    """The origin of the tokens of the blocks."""
 
     tokens: int  # how many the blocks work on
     index: tuple[int, ...]  # the token of each patch, row by row, or of each word of the text
@@ -35,7 +35,7 @@ class Origin:
 
     @cached_property
     def prefix(self) -> int | None:
-        """How many tokens stand before the content, if all others come after it in order."""
+        """The number of tokens before the content, if all others come after it in order."""
         first = self.tokens - len(self.index)
         return first if self.index == tuple(range(first, self.tokens)) else None
 
@@ -77,7 +77,7 @@ def other_input(inputs: Inputs) -> Inputs:
 def origin_of(
     inputs: Inputs, stream: Arriving | None, beginnings: Sequence[Tensor | State], cells: list[Tensor]
 ) -> Origin | str:
-    """Where the tokens of the first layer come from, or why that is not known.
+    """Return the origin of the tokens of the first layer, or the reason why it is not known.
 
     Args:
         stream: the tokens that enter the first block.
@@ -244,7 +244,7 @@ def ordered_labels(
 
 
 def _centres(stream: Arriving, token: int, source: Tensor | State, channels: int | None) -> list[float] | None:
-    """Where along each axis of the source the squared gradient of a token has its centre; None where it has none."""
+    """Return the centre of a token's squared gradient along each axis of the source; None if there is no gradient."""
     given = stream.state
     if not given.requires_grad:
         return None
@@ -263,7 +263,7 @@ def _centres(stream: Arriving, token: int, source: Tensor | State, channels: int
 
 
 def signal_kind(axes: int, labels: Sequence[str]) -> str | None:
-    """What kind of signal a batch with this many axes is, by the labels of its tokens; None where it has no picture."""
+    """Return the kind of signal of a batch with this many axes, by its token labels; None for other numbers of axes."""
     if axes == 2:
         return "table" if labels[0].startswith("place") else "wave"
     return {3: "spectrum", 5: "video"}.get(axes)

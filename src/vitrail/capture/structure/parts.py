@@ -85,7 +85,7 @@ def _value(seen: TracedCall, inner: list[Execution], batch: int) -> tuple[Execut
 
 
 def _may_project(x: Execution) -> bool:
-    """Whether a module is a linear layer: torch's own, one that says its width, or one whose numbers say that it is."""
+    """Return True if a module is a linear layer: torch's own, or one whose width or numbers say that it is."""
     if is_plain(x.module) or isinstance(getattr(x.module, "in_features", None), int):
         return True
     width = None if is_norm(x.module) else width_of(x.module)
@@ -154,7 +154,7 @@ def _variants(found: Block, after: list[Execution], inner: list[Execution], stre
 
 
 def _computes(x: Execution) -> bool:
-    """Whether an execution may compute something new of one tensor: no norm, no dropout, no layer scale."""
+    """Return True if an execution may compute something new of one tensor: no norm, no dropout, no layer scale."""
     return len(x.given) == 1 and not hands_on(x.module)
 
 

@@ -1,4 +1,4 @@
-"""What an output projection does to vectors of tokens, and what norms and scales behind it do.
+"""The effect of an output projection on vectors of tokens, and that of the norms and scales behind it.
 
 A projection may be a plain `nn.Linear`, but also carry LoRA adapters, hold integers that it dequantises, or make its
 weight anew in every pass. Its matrix is what it does: `f(x) - f(0)`, measured by calling it.
@@ -31,7 +31,7 @@ QUANTISED = 5e-2
 
 
 class Unknown(Exception):
-    """What is added cannot be put together from what is known; says why."""
+    """The error for an update that cannot be put together from what is known; says why."""
 
 
 def is_plain(module: nn.Module) -> bool:

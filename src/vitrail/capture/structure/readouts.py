@@ -1,4 +1,4 @@
-"""Which tokens of several sequences an answer reads, measured in the pass that structure is read off."""
+"""The tokens of several sequences that an answer reads, measured in the pass that structure is read off."""
 
 import torch
 from torch import Tensor

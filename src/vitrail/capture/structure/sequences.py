@@ -1,4 +1,4 @@
-"""Whether a model has one sequence of tokens in order, or several: asked once for every form of its inputs."""
+"""A check for one sequence of tokens in order, or several: made once for every form of a model's inputs."""
 
 from contextlib import suppress
 
@@ -22,7 +22,7 @@ LOOKED_AT = {"input_ids", "pixel_values", "visual_embeds", "image_patches", "inp
 
 
 def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool:
-    """Whether a shadow has several streams, measured where its family or its inputs leave that open."""
+    """Return True if a shadow has several streams, measured where its family or its inputs leave that open."""
     if given is not None:  # the anatomy that the user named says that there is one stream
         return False
     form = form_of(inputs).keys[0]
@@ -33,7 +33,7 @@ def has_streams(model: nn.Module, inputs: Inputs, given: Anatomy | None) -> bool
 
 
 def _measured_or_known(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether there are several streams; where that cannot be measured, a model of a known family has one."""
+    """Return True if there are several streams; if that cannot be measured, a model of a known family has one."""
     try:
         if known_anatomy(model) is None:
             return _has_several(model, inputs)
@@ -75,12 +75,12 @@ def _several(model: nn.Module, inputs: Inputs) -> bool:
 
 
 def _pools(found: Discovery) -> bool:
-    """Whether the last call is a pooling query, used or not."""
+    """Return True if the last call is a pooling query, used or not."""
     return bool(found.calls) and found.calls[-1].kind == POOL
 
 
 def _single(found: Discovery) -> bool:
-    """Whether every call is self-attention of all tokens of its block, and all blocks work on tokens of one shape."""
+    """Return True if every call is self-attention of all tokens of its block, and all blocks' tokens have one shape."""
     if not found.calls:
         return True
     last = len(found.calls) - _pools(found)
@@ -92,7 +92,7 @@ def _single(found: Discovery) -> bool:
 
 
 def _may_have(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether the modules, the configuration or the inputs of a model are those of several streams."""
+    """Return True if the modules, the configuration or the inputs of a model are those of several streams."""
     config = getattr(model, "config", None)
     kinds = {getattr(vars(module).get("config"), "model_type", None) for module in model.modules()}
     if "clip" in kinds:  # its towers do not meet: the picture is explained for the texts

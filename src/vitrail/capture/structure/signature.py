@@ -117,7 +117,7 @@ GraphPlace = tuple[int, tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class GraphEnds:
-    """Where the graph of a pass is read."""
+    """The places at which the graph of a pass is read."""
 
     nodes: tuple[Node, ...]  # of all that follows, as far as it is in the graph
     tokens: frozenset[Node]  # what enters the first block, the operands of calls, what the last block gives
@@ -182,7 +182,7 @@ ASIDE = -2
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """What was done to tokens in one pass: the kinds of all nodes on their way, and what rows were moved by."""
+    """The way of tokens through one pass: the kinds of all nodes on it, and what rows were moved by."""
 
     kinds: tuple[type, ...]  # of the ends
     same: tuple[int, ...]  # the number of each end

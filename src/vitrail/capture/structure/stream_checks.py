@@ -1,4 +1,4 @@
-"""What a walk over streams relies on beside the tokens of queries and keys, measured by coded gradients.
+"""Checks of what a walk over streams relies on beside the tokens of queries and keys, measured by coded gradients.
 
 Streams that were measured once are remembered, by all that decides them.
 """
@@ -84,7 +84,7 @@ def check_order(streams: Streams) -> None:
 
 
 def _reads(streams: Streams, event: AttentionEvent, given: AttentionEvent) -> bool:
-    """Whether a call reads what another one gave, or whether that is not known."""
+    """Return True if a call reads the result of another one, or if that is not known."""
     call = streams.seen.calls[event.call].call
     operands = [node_of(x) for x in (call.query, call.key, call.value, call.softmax_input) if x is not None]
     leaf = node_of(streams.seen.calls[given.call].output)
@@ -92,7 +92,7 @@ def _reads(streams: Streams, event: AttentionEvent, given: AttentionEvent) -> bo
 
 
 def _values_are_of(key: Tensor, value: Tensor | None, index: int, before: list[Tensor], rows: RowLayout) -> bool:
-    """Whether every value row of a call is known to be made of the token of its key row.
+    """Return True if every value row of a call is known to be made of the token of its key row.
 
     Args:
         before: tensors that modules before the call were given or gave.
@@ -254,7 +254,7 @@ def _check_apart(streams: Streams, found: Tensor) -> None:
 
 
 def _reached(streams: Streams, sure: Tensor) -> Tensor:
-    """Which tokens are of a measured sample, or joined with one that is."""
+    """Return a mask of the tokens that are of a measured sample, or joined with one that is."""
     before = -1
     while int(sure.sum()) != before:
         before = int(sure.sum())
@@ -311,7 +311,7 @@ class StreamsOfPass:
 
 @dataclass(eq=False)
 class KnownPass:
-    """What is known of passes over one route."""
+    """Facts about passes over one route."""
 
     found: StreamsOfPass
     attending: frozenset[int] | None  # the modules that make all attention calls; None where that is not known
@@ -320,7 +320,7 @@ class KnownPass:
 
 @dataclass(eq=False)
 class _Known:
-    """What is known of inputs of one form: tables for each route of tokens, or why there are none."""
+    """Facts about inputs of one form: tables for each route of tokens, or why there are none."""
 
     cut: Variants[StreamsOfPass] = field(default_factory=Variants[StreamsOfPass])  # of passes whose results are cut
     plain: Variants[KnownPass] = field(default_factory=Variants[KnownPass])  # of passes as they are

@@ -1,4 +1,4 @@
-"""Which tokens of a model with several streams come from which part of its inputs, and what the streams are called."""
+"""The parts of the inputs that the tokens of a model with several streams come from, and the names of the streams."""
 
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ class ShownStream:
 
 
 def text_rows(rows: int, batch: int, target: Target, *, compares: bool) -> slice | None:
-    """Which of several rows of texts belong to the samples of a batch: all, one, or None where that cannot be told.
+    """Return the rows of several texts that belong to the samples of a batch: all, one, or None if not known.
 
     Args:
         compares: whether pictures are compared with texts, which belong to all of them. One picture then has the text
@@ -235,7 +235,7 @@ def _given(ids: Tensor, inputs: Inputs) -> str | None:
 
 
 def _counts(ids: Tensor) -> bool:
-    """Whether whole numbers are positions or types of tokens, and no words."""
+    """Return True if whole numbers are positions or types of tokens, and no words."""
     steps = ids[:, 1:] - ids[:, :-1]
     return bool((steps == 1).all()) or bool((steps == 0).all())
 
@@ -267,7 +267,7 @@ def _without_padding(fed: Tensor, streams: Streams) -> Tensor:
 
 
 def _has_form_of(grids: Tensor, pixels: Tensor) -> bool:
-    """Whether cells are nearly square: else the axes of a tensor are no rows and columns, but tiles and tokens."""
+    """Return True if cells are nearly square: else the axes of a tensor are tiles and tokens, not rows and columns."""
     high, wide = pixels.shape[-2] * grids.shape[2], pixels.shape[-1] * grids.shape[1]
     return max(high, wide) < 2 * min(high, wide)
 
@@ -401,7 +401,7 @@ def _packed(streams: Streams, inputs: Inputs, samples: Tensor) -> tuple[list[Sho
 
 
 def _merged(streams: Streams, tokens: Tensor) -> int:
-    """How many patches from top to bottom, and from left to right, are merged into one token."""
+    """Return the number of patches along each axis that are merged into one token."""
     merges = [e for e in streams.events if isinstance(e, Transition) and bool(torch.isin(e.source, tokens).any())]
     return int((1 / float(merges[0].share.min())) ** 0.5 + 0.5) if merges else 1
 
@@ -488,7 +488,7 @@ def _named(streams: Streams, found: list[ShownStream]) -> list[ShownStream]:
 
 
 def _reads(streams: Streams, asking: ShownStream, read: ShownStream) -> bool:
-    """Whether tokens of one stream ask for tokens of another one, or for what these are merged into."""
+    """Return True if tokens of one stream attend to tokens of another one, or to what these are merged into."""
     of = streams.sequence_of
     merged = [i for i in range(len(streams.sequences)) if read.sequence in streams.known_until(frozenset({i}))]
     looked_at = torch.tensor([read.sequence, *(i for i in merged if i != asking.sequence)])

@@ -1,4 +1,4 @@
-"""What the sub-layers of a model with several sequences of tokens add to them, found by the sums of a pass.
+"""The updates of several sequences of tokens by the sub-layers of a model, found by the sums of a pass.
 
 Found once, in the pass whose attention results are cut. What an attention call gives enters the residual stream at the
 first sum of which one operand depends on it and the other is a state that its queries, or values, are made of. A
@@ -40,7 +40,7 @@ LOOSE = "sums between attention calls whose tokens cannot be told take no part a
 
 @dataclass(frozen=True, eq=False)
 class CallTable:
-    """Where a pass shows what an attention call adds to its stream.
+    """The place in a pass that shows the update of a stream by an attention call.
 
     Args:
         state, added: the numbers of the tensors that are summed.
@@ -101,7 +101,7 @@ class FeedForward:
 
 @dataclass(eq=False)
 class UpdateTables:
-    """Where a pass shows all that its layers add to the streams: tables alone, and no tensor of the pass.
+    """The places in a pass that show all updates of the streams: tables alone, and no tensor of the pass.
 
     Args:
         taps: where modules show each tensor, by its number; None where none does.
@@ -121,7 +121,7 @@ class UpdateTables:
 
 @dataclass(frozen=True, eq=False)
 class ReadPass:
-    """What updates are read off: one pass.
+    """The pass that updates are read off.
 
     Args:
         calls: all attention calls, with what each gave as the graph has it.
@@ -136,7 +136,7 @@ class ReadPass:
 
 @dataclass(eq=False)
 class StreamUpdates:
-    """What all layers of a pass add to the streams.
+    """The updates of the streams by all layers of a pass.
 
     Args:
         real: which tokens are no padding.
@@ -311,7 +311,7 @@ def _pull(event: AttentionEvent, one: TracedCall, x: Tensor, channels: int, seed
 
 @dataclass(frozen=True, eq=False)
 class FoundUpdates:
-    """What the layers of a pass add to the streams, and how to read the same off another pass.
+    """The updates of the streams by the layers of a pass, and how to read the same off another pass.
 
     Args:
         tensors: what the tables name by numbers, as it was in this pass.
@@ -388,7 +388,7 @@ def _check_one_sample(event: AttentionEvent, samples: Tensor) -> None:
 
 
 def _is_used(streams: Streams, after: int, node: Node | None) -> bool:
-    """Whether the answer, or an attention call after so many, is made of what stands at a place in the graph."""
+    """Return True if the answer, or an attention call after so many, depends on this node of the graph."""
     later = [x for one in streams.seen.calls[after:] for x in (one.call.query, one.call.key, one.call.value)]
     return is_made_of([node_of(x) for x in (*later, *tensors_in(streams.seen.answer))], node)
 

@@ -24,7 +24,7 @@ from vitrail.errors import SeamError
 
 @dataclass(frozen=True)
 class RowLayout:
-    """How the rows of an operand lie in its axes: `[rows, heads, positions, channels]` after `four`."""
+    """The layout of the rows of an operand in its axes: `[rows, heads, positions, channels]` after `four`."""
 
     heads: int | None  # the axis of the heads; None where there is no such axis
     folded: int = 1  # how many heads are folded into the first axis of an operand `[rows * heads, positions, channels]`
@@ -41,7 +41,7 @@ class RowLayout:
         return self.four(x) if folded or x.ndim > 4 else x[(None,) * (4 - x.ndim)]
 
     def of_keys(self, x: Tensor, count: int) -> "RowLayout":
-        """How this many rows lie in keys or values, which may have another number of heads."""
+        """Return the layout of so many rows in keys or values, which may have another number of heads."""
         return self if self.heads is not None else RowLayout(None, x.shape[0] // count)
 
     def numbers(self, x: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class RowLayout:
         return self.back(rows.expand(-1, four.shape[1], -1, -1), x.shape)
 
     def back(self, four: Tensor, shape: torch.Size) -> Tensor:
-        """What has the four axes, in the axes of the operand; the last axis is one."""
+        """Return a tensor with the four axes in the axes of the operand; the last axis is one."""
         if self.heads is None:
             return four.reshape(*shape[:-1], 1)
         if len(shape) == 4:
@@ -113,7 +113,7 @@ class Sequence:
 
     @property
     def count(self) -> int:
-        """How many tokens it has."""
+        """The number of its tokens."""
         return self.rows[0] * self.rows[1]
 
     @property
@@ -137,7 +137,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class _Made:
-    """What the rows of an operand are made of."""
+    """The tokens that the rows of an operand are made of."""
 
     pairs: Tensor  # of a row and a token
     earlier: tuple[tuple[Place, Tensor], ...] = ()
@@ -160,7 +160,7 @@ class Streams:
 
     @property
     def count(self) -> int:
-        """How many tokens there are in all."""
+        """The number of all tokens."""
         return sum(sequence.count for sequence in self.sequences)
 
     @property
@@ -181,7 +181,7 @@ class Streams:
         return found
 
     def up_to_date(self, source: int, target: int) -> bool:
-        """Whether no attention has run since the last transition between two sequences was found."""
+        """Return True if no attention has run since the last transition between two sequences was found."""
         until = self.since.get((source, target))
         return until is not None and not any(place.result for place in self.places[until:])
 
@@ -191,7 +191,7 @@ class Streams:
         return [event for event in self.events if isinstance(event, AttentionEvent)]
 
     def is_plain(self, *, pooled: bool) -> bool:
-        """Whether every call is self-attention on one sequence in one order, so that nothing here is needed.
+        """Return True if every call is self-attention on one sequence in one order, so that nothing here is needed.
 
         Args:
             pooled: whether the last call is a pooling query over the same sequence.
@@ -247,7 +247,7 @@ def layouts(x: Tensor) -> list[RowLayout]:
 
 
 def _queries(streams: Streams, index: int, one: TracedCall, query: Tensor) -> tuple[RowLayout, Tensor]:
-    """How the rows of a call lie, and the token of every query row."""
+    """Return the layout of the rows of a call, and the token of every query row."""
     refusal: SeamError | None = None
     for rows in layouts(query):
         shape = rows.four(query).shape
@@ -345,7 +345,7 @@ def _transition(pairs: Tensor, tokens: Tensor) -> Transition:
 
 
 def _relation(streams: Streams, index: int, operand: Tensor, numbers: Tensor) -> _Made:
-    """What the rows of an operand are made of.
+    """Return the tokens that the rows of an operand are made of.
 
     Places are asked from the last to the first. What the tokens found so far are made of is asked again only for rows
     that nothing was found to feed.

@@ -70,7 +70,7 @@ def _alike(args: tuple) -> bool:
 
 
 class Tap(NamedTuple):
-    """Where a pass shows a tensor.
+    """The place in a pass that shows a tensor.
 
     Args:
         module: the number of a module; `SUMS` where no module shows it.

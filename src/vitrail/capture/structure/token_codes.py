@@ -1,4 +1,4 @@
-"""Which row each position of a tensor feeds, measured by coded gradients, in passes whose gradients cost little."""
+"""The row that each position of a tensor feeds, measured by coded gradients, in passes whose gradients cost little."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class _RowMap(torch.autograd.Function):
         back: tuple[Tensor, Pair],
         cheap: Callable[[], bool],
     ) -> Tensor:
-        """What the projection gives."""
+        """Return the output of the projection."""
         ctx.back, ctx.cheap = back, cheap
         return project(x)
 
@@ -41,7 +41,7 @@ class _RowMap(torch.autograd.Function):
 
 
 class _Projection(NamedTuple):
-    """Where the arguments of a projection stand, and the axis of its weight that is the width of the result."""
+    """The places of a projection's arguments, and the axis of its weight that is the width of the result."""
 
     rows: int
     weight: int
@@ -102,7 +102,7 @@ class CheapProjections(TorchFunctionMode):
 
 
 def _is_plain(args: tuple, place: _Projection) -> bool:
-    """Whether rows are projected by a matrix and a bias that are stored, and not computed from the input."""
+    """Return True if rows are projected by a matrix and a bias that are stored, and not computed from the input."""
     if len(args) <= max(place.rows, place.weight):
         return False
     x, weight = args[place.rows], args[place.weight]
@@ -128,7 +128,7 @@ class _Even(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
-        """What arrives at each place of the input."""
+        """Return the gradient at each place of the input."""
         (x,) = ctx.saved_tensors
         with torch.enable_grad():
             leaf = (torch.zeros_like(x) if ctx.evenly.on else x.detach()).requires_grad_()
@@ -202,7 +202,7 @@ class State:
 
     @property
     def ndim(self) -> int:
-        """How many axes the tensor has."""
+        """The number of axes of the tensor."""
         return self.tensor.ndim
 
     @property
@@ -212,7 +212,7 @@ class State:
 
     @property
     def node(self) -> Any:  # noqa: ANN401
-        """Where it stood in the graph."""
+        """The node of the tensor in the graph."""
         return None if self.edge is None else self.edge.node
 
 
@@ -344,5 +344,5 @@ def with_heads(x: Tensor, batch: int) -> Tensor | None:
 
 
 def call_result(call: AttentionCall) -> Tensor | None:
-    """What a model goes on from: the map where attention is written by hand; both have one row for each query."""
+    """Return the tensor that the model goes on with: the map of hand-written attention, else the output."""
     return call.weights if call.weights is not None else call.output

@@ -1,4 +1,4 @@
-"""Whether row i of every attention call belongs to token i of one sequence.
+"""A check that row i of every attention call belongs to token i of one sequence.
 
 Windows, packed sequences and shuffled tokens have the same shapes as tokens in order. Coded gradients show the
 difference. They are asked once for all calls together; block by block only where the answer is no, to say what was
@@ -47,7 +47,7 @@ class TracedBlock:
 
     @property
     def count(self) -> int:
-        """How many tokens it was given."""
+        """The number of tokens it was given."""
         assert self.arriving is not None
         return self.arriving.shape[1 if self.part.batch_first else 0]
 
@@ -153,7 +153,7 @@ def _shaped_operands(block: TracedBlock, batch: int) -> list[Tensor] | None:
 
 
 def find_disorder(blocks: Sequence[TracedBlock], batch: int, assumed: list[str]) -> str | None:
-    """Why what blocks read, give and pass on is not their tokens in order; None if it is.
+    """Return why the tokens that blocks read, give and pass on are not in order; None if they are.
 
     What cannot be asked is added as assumed.
     """
@@ -203,7 +203,7 @@ def _fed_rows(rows: CodePairs, one: TracedCall, batch: int) -> Tensor | None:
 
 
 def _find_other_shape(index: int, block: TracedBlock, batch: int) -> str | None:
-    """Why what a block's call reads and gives is not one row for each token; None if it is."""
+    """Return why the input and output of a block's call do not have one row for each token; None if they do."""
     (one,) = block.calls
     call, tokens = one.call, block.count
     for name, x in {"queries": call.query, "keys": call.key, "values": call.value}.items():
@@ -222,7 +222,7 @@ def _find_other_shape(index: int, block: TracedBlock, batch: int) -> str | None:
 
 
 def check_order(blocks: Sequence[TracedBlock], order: list[int]) -> str | None:
-    """Why blocks do not work on the same number of tokens one after the other; None if they do.
+    """Return why blocks do not work on the same number of tokens one after the other; None if they do.
 
     Args:
         order: the numbers of the blocks as they were called.
@@ -236,7 +236,7 @@ def check_order(blocks: Sequence[TracedBlock], order: list[int]) -> str | None:
 
 
 def check_sequence(blocks: Sequence[TracedBlock], read: list[Tensor], real: Tensor | None) -> str | None:
-    """Why what a block gives is not, token by token, what later ones read; None if it is.
+    """Return why the output of a block is not, token by token, what later ones read; None if it is.
 
     Args:
         read: the tokens that the answer reads of what each block gives.
@@ -257,7 +257,7 @@ def check_sequence(blocks: Sequence[TracedBlock], read: list[Tensor], real: Tens
 
 
 def check_beside(blocks: Sequence[TracedBlock]) -> str | None:
-    """Why tokens that pass blocks by do not arrive at the tokens that go through them; None if they do.
+    """Return why tokens that pass blocks by do not arrive at the tokens that go through them; None if they do.
 
     Asked where each block alone was found to keep its tokens in order.
     """
@@ -279,7 +279,7 @@ def _rows_after(blocks: Sequence[TracedBlock]) -> CodePairs:
 
 
 def _check_next(found: Tensor | None, index: int, real: Tensor | None, *, unread: bool) -> str | None:
-    """Why what one block gives is not what later ones read; `unread`: whether the answer reads it past later blocks."""
+    """Return why a block's output is not what later ones read; `unread`: whether the answer reads it past them."""
     if found is None or not bool((found != NOWHERE).any()):
         if not unread:
             return None
@@ -297,7 +297,7 @@ def _check_next(found: Tensor | None, index: int, real: Tensor | None, *, unread
 
 
 def check_samples(answer: Tensor, last: TracedBlock, after: Sequence[TracedCall], batch: int) -> str | None:
-    """Why the answer to one sample is not that of its tokens alone; None if it is.
+    """Return why the answer to one sample is not that of its tokens alone; None if it is.
 
     Args:
         after: attention calls between the last block and the answer, such as a pooling query.
@@ -324,7 +324,7 @@ def check_samples(answer: Tensor, last: TracedBlock, after: Sequence[TracedCall]
 
 
 def check_chain(calls: Sequence[TracedCall], batch: int) -> str | None:
-    """Why attention calls outside of blocks are not one after the other, token by token; None if they are."""
+    """Return why attention calls outside of blocks are not one after the other, token by token; None if they are."""
     for index, (first, second) in enumerate(pairwise(calls)):
         given, read = node_of(first.output), [node_of(x) for x in second.operands]
         if given is not None and any(read) and not reached(read, {given}):
@@ -342,7 +342,7 @@ def check_chain(calls: Sequence[TracedCall], batch: int) -> str | None:
 
 
 def compare_rows(found: Tensor, what: str, index: int) -> str | None:
-    """Why measured rows are not the tokens in order; places that feed nothing say nothing."""
+    """Return why measured rows are not the tokens in order; places that feed nothing say nothing."""
     batch, tokens = found.shape[0], found.shape[-1]
     expected = torch.arange(batch * tokens, device=found.device).view(batch, *[1] * (found.ndim - 2), tokens)
     wrong = (found != NOWHERE) & (found != expected)
@@ -365,7 +365,7 @@ def flattened(entering: State) -> str:
 
 
 def unreadable(index: int, seen: str) -> str:
-    """Why the attention of a block cannot be read token by token."""
+    """Return the reason why the attention of a block cannot be read token by token."""
     return (
         f"the attention of block {index} cannot be read token by token: {seen}. Windows, packed sequences, shuffled "
         f"tokens and convolutions in a block or after it are such cases. {AT_THE_INPUTS}"

@@ -65,21 +65,21 @@ class Execution:
 
     @property
     def gave_node(self) -> Node | None:
-        """Where what it returned stands in the graph."""
+        """The node of its output in the graph."""
         return None if self.left is None else self.left.node
 
     def holds(self, other: "Execution") -> bool:
-        """Whether another execution is inside this one."""
+        """Return True if another execution is inside this one."""
         return self.begins < other.begins and other.ends < self.ends
 
     @property
     def keeps_shape(self) -> bool:
-        """Whether it gives a tensor of the shape of the first that it was given."""
+        """Return True if the output has the shape of the first tensor that it was given."""
         return self.plain and self.gave is not None and self.first is not None and self.first.shape == self.gave.shape
 
     @property
     def carries(self) -> bool:
-        """Whether what it gives depends on the first tensor it was given other than by way of attention."""
+        """Return True if the output depends on the first input tensor other than by way of attention."""
         entering = self.nodes[0] if self.nodes and self.given[0] is self.first else None
         return self.plain and entering is not None and bool(reached([self.gave_node], {entering}))
 
@@ -117,7 +117,7 @@ class TracedCall:
 
     @property
     def operands(self) -> list[Tensor]:
-        """What it reads."""
+        """The tensors it reads."""
         call = self.call
         return [x for x in (call.query, call.key, call.value, call.softmax_input) if x is not None]
 
@@ -147,7 +147,7 @@ class TracedPass:
 
     @property
     def batch(self) -> int:
-        """How many samples were looked at."""
+        """The number of samples that were looked at."""
         return 1 if self.given is None else self.given.batch
 
     def tick(self) -> int:
@@ -161,7 +161,7 @@ class TracedPass:
 
     @property
     def cuts(self) -> set[Node]:
-        """Where what attention gave stands in the graph."""
+        """The nodes of the results of attention in the graph."""
         return {node for one in self.calls if (node := node_of(one.output)) is not None}
 
     @property

@@ -1,4 +1,4 @@
-"""What moves information between tokens after the last attention that was seen, measured on the graph of one pass.
+"""Operations that mix tokens after the last attention that was seen, measured on the graph of one pass.
 
 What an answer reads of the tokens after the last attention is its readout: one token, a mean or a maximum over tokens,
 all tokens side by side. Two things there are no readout, and a walk that begins below them would leave them out:
@@ -47,7 +47,7 @@ class TokenState:
 
     @property
     def node(self) -> Node:
-        """Where it stands in the graph."""
+        """The node of the tensor in the graph."""
         return self.tensor.node if isinstance(self.tensor, State) else get_gradient_edge(self.tensor).node
 
 

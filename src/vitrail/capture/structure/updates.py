@@ -1,4 +1,4 @@
-"""What a sub-layer adds to the residual stream, measured in the pass itself.
+"""The update of the residual stream by a sub-layer, measured in the pass itself.
 
 The output projection takes the heads' outputs to channels of the stream. Between it and the stream there may stand a
 norm (Gemma 2 and 3, OLMo 2, Swin 2), a layer scale, a constant factor (Granite) or a gate. A trace of a block follows
@@ -43,7 +43,7 @@ from vitrail.models.taking import every_module
 
 @dataclass(frozen=True, eq=False)
 class SublayerUpdate:
-    """What a sub-layer adds to the residual stream.
+    """The update of the residual stream by a sub-layer.
 
     Args:
         weight: `[channels, heads * d]`, from the heads' outputs to what is added, less the next two; of attention.
@@ -83,7 +83,7 @@ def missing_in(updates: BlockUpdates) -> dict[str, str]:
 
 @dataclass
 class _Result:
-    """What became of what a part gave, until it was added to the stream."""
+    """The later form of a sub-layer's output, until it was added to the stream."""
 
     given: Tensor | None = None  # what entered the module
     result: Tensor | None = None
@@ -96,7 +96,7 @@ class _Result:
 
 @dataclass
 class BlockTrace:
-    """What is seen of the two parts of one block while it runs, and of the stream around them."""
+    """The trace of the two sub-layers of one block while it runs, and of the stream around them."""
 
     block: Block
     attention: _Result = field(default_factory=_Result)

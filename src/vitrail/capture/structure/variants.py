@@ -1,4 +1,4 @@
-"""What was measured of a model, for each form of its inputs and for each thing that it was seen to do with its tokens.
+"""Measurements of a model, for each form of its inputs and for each thing that it was seen to do with its tokens.
 
 A pass whose signature is not known has its structure measured on the inputs of that very pass, on all samples unless
 the first ones are treated as all of them are.

@@ -99,7 +99,7 @@ def _described(specs: Sequence[DataSpec]) -> str:
 
 
 def applies(trial: Trial, kind: str, preset: str) -> bool:
-    """Whether a method explains this kind of data; one that was not named also needs the preset, and any model."""
+    """Return True if a method explains this kind of data. One not named must have the preset and suit any model."""
     entry = METHODS[trial.name]
     fits = trial.named or (entry.models is None and preset in {"recommended", *entry.presets})
     return fits and ("image" if kind == "image" else "text") in entry.inputs
@@ -112,7 +112,7 @@ def given(spec: DataSpec) -> tuple[str, ...]:
 
 
 def metrics_for(protocol: Protocol, spec: DataSpec) -> tuple[str, ...]:
-    """What of a protocol can be measured on a data set."""
+    """Return the metrics of a protocol that can be measured on a data set."""
     entry = find_entry(spec.name)
     labelled = entry.kind == "question" or protocol.target_of(entry.kind) != "label" or "label" in entry.gives
     fitting = [find_measure(name) for name in protocol.metrics]
@@ -255,7 +255,7 @@ def _units(
 
 
 def _about_model(here: str, model: ModelSpec) -> About:
-    """What a model is in the identity of a run."""
+    """Return the name, architecture and hashes of a model for the identity of a run."""
     loaded = open_model(model, here).loaded
     hashes = {"hash": weights_hash(loaded.model), "setup": setup_hash(loaded)}
     return {"name": Path(model.name).name, "arch": model.arch, **hashes}
@@ -275,7 +275,7 @@ def _content(plan: Plan, store: Store, spec: DataSpec) -> tuple[dict[str, str], 
 
 
 def _lacking(store: Store, whole: Measurement, keys: Sequence[str]) -> Measurement | None:
-    """What of a measurement has no results yet on these examples."""
+    """Return the part of a measurement that has no results yet on these examples."""
     asked = [key for key in keys if key in whole.keys]
     done = store.done(whole.run, asked)
     metrics = tuple(metric for metric in whole.metrics if any((key, metric) not in done for key in asked))

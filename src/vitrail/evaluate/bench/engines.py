@@ -19,7 +19,7 @@ Engine = Callable[[Iterable[Any], Work], Generator[Any, None, None]]
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where an engine of several workers finds them.
+    """The address at which an engine of several workers finds them.
 
     Args:
         address: of a cluster that is running; without it one is started on this machine and ends with the run.

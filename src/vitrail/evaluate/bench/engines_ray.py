@@ -141,7 +141,7 @@ PATIENCE = 300.0
 
 
 def ray_engine(units: Iterable[Any], worker: Work, *, cluster: Cluster = HERE) -> Generator[Any, None, None]:
-    """What Ray's workers finish, in the order of completion. Without units no cluster is started."""
+    """Yield the results of Ray's workers in the order of completion. Without units no cluster is started."""
     fresh = iter(units)
     first = list(islice(fresh, 1))
     if not first:
@@ -194,7 +194,7 @@ class _Actor:
         self.worker = worker
 
     def ready(self) -> dict[str, str]:
-        """What its results depend on."""
+        """Return the versions that its results depend on."""
         return versions()
 
     def do(self, unit: Any) -> Any:  # noqa: ANN401
@@ -225,7 +225,7 @@ class _ActorPool:
 
     @property
     def occupied(self) -> bool:
-        """Whether some worker has a task."""
+        """Return True if some worker has a task."""
         return any(task is not None for _, task in self.busy.values())
 
     def start(self, count: int) -> None:
@@ -281,7 +281,7 @@ class _ActorPool:
 
 
 def _places(has: Mapping[str, Any], needs: Mapping[str, Any]) -> int:
-    """How many workers find room in a cluster."""
+    """Return the number of workers that find room in a cluster."""
     share = needs.get("num_gpus")
     count = int(has.get("CPU", 0)) if share is None else int(has.get("GPU", 0)) * int(1 / share + 1e-9)
     if not count:

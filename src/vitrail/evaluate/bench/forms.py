@@ -1,4 +1,4 @@
-"""What is read from a results file: tables as Markdown, LaTeX or CSV, curves, and a ranking of methods.
+"""The outputs of a results file: tables as Markdown, LaTeX or CSV, curves, and a ranking of methods.
 
 The same results give the same bytes, also after an interrupted run. The best value is bold; `~` marks values that are
 not significantly different from it (paired bootstrap, p >= 0.05). Curves show accuracy and probability while pixels or
@@ -80,7 +80,7 @@ def _as_code(text: str) -> str:
 
 
 def count(row: Sequence[Estimate | None]) -> str:
-    """How many examples a method was measured on."""
+    """Return the number of examples a method was measured on, as text."""
     return str(max((e.count for e in row if e is not None), default=0))
 
 
@@ -274,7 +274,7 @@ class Rank:
 
     @property
     def as_good(self) -> bool:
-        """Whether it is the best, or not significantly different from it."""
+        """Return True if it is the best, or not significantly different from it."""
         return self.estimate.p is None or self.estimate.p >= SIGNIFICANT
 
 

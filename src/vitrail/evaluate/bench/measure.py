@@ -29,7 +29,7 @@ Further = Callable[..., tuple[Classes, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """What one method made of a batch.
+    """The results of one method on a batch.
 
     Args:
         scores: one per patch or token.

@@ -55,7 +55,7 @@ def _alike(batch: Batch, scores: Tensor, other: Tensor) -> np.ndarray:
 
 
 def _cascade_columns(protocol: Protocol) -> list[Column]:
-    """How like the trained model's map: with a random head, with all weights random, and the mean over all steps.
+    """Return the likeness to the trained map: with a random head, with all weights random, and the mean over all steps.
 
     A map with its sign turned is alike too, so the size of the correlation counts.
     """

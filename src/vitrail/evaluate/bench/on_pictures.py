@@ -28,7 +28,7 @@ def segmentation(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
 
 
 def pointing(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
-    """Whether the highest point lies on the object."""
+    """Measure whether the highest point lies on the object."""
     return [{"hit": value} for value in metrics.pointing_game(shown.finest, _masks(batch)).tolist()]
 
 
@@ -63,7 +63,7 @@ def voc(batch: Pictures, shown: Shown, protocol: Protocol) -> Values:
 
 
 def known(found: T | str) -> T:
-    """What was found in a picture; refuses a reason why nothing was."""
+    """Return the findings of a picture; raise an error if there is a reason why there are none."""
     if isinstance(found, str):
         raise InputError(found)
     return found

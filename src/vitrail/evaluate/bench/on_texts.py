@@ -76,7 +76,7 @@ def token_f1(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
 
 
 def precision_at_k(batch: Texts, shown: Shown, protocol: Protocol) -> Values:
-    """How many tokens of the answer are among the k highest."""
+    """Measure how many tokens of the answer are among the k highest."""
     real = batch.inputs["attention_mask"].bool()
     spans = np.array([span for span in batch.spans if span is not None])
     found = metrics.precision_at_k(shown.scores.masked_fill(~real, -torch.inf), spans, k=protocol.k)

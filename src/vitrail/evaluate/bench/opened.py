@@ -48,7 +48,7 @@ Broken = dict[str, str]
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How models are run."""
+    """The settings with which models are run."""
 
     device: str = "cpu"
     dtype: torch.dtype | None = None

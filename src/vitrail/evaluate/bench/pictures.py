@@ -159,7 +159,7 @@ class Pictures:
 
     @property
     def inputs(self) -> Tensor:
-        """What is explained."""
+        """The explained pictures, normalised for the model."""
         return self.opened.loaded.normalise(self.images)
 
     @torch.no_grad()
@@ -178,11 +178,11 @@ class Pictures:
 
     @cached_property
     def logits(self) -> Tensor:
-        """What the model says of the clean pictures."""
+        """The logits of the clean pictures."""
         return self.score(self.images).float()
 
     def fill(self, name: str) -> str | fills.Fill:
-        """What pixels are replaced by."""
+        """Return the fill that replaces pixels."""
         return fills.noise(seed=self.settings.seed) if name == "noise" else name
 
     def without_everything(self, fill: str) -> Tensor:
@@ -206,7 +206,7 @@ class Pictures:
 
     @cached_property
     def objects(self) -> list[Objects | str]:
-        """What can be seen in each picture, or why that cannot be said; the same for every method."""
+        """The objects seen in each picture, or why they are not known; the same for every method."""
         loaded, logits = self.opened.loaded, self.logits.cpu()
         known = voc_classes(loaded.class_names, loaded.classes)
         return [

@@ -110,7 +110,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Plan:
-    """What `run` does; the same plan always means the same work.
+    """The work that `run` does; the same plan always means the same work.
 
     Args:
         protocols: names or protocols of one's own, `find_protocol("chefer").with_(fill="blur")`.

@@ -95,7 +95,7 @@ def _list(content: Mapping[str, Any], name: str, path: str | Path) -> list[Any]:
 
 
 def _specs(content: Mapping[str, Any], name: str, path: str | Path) -> tuple[Any, ...]:
-    """What the items of a list of the plan say, each written as a text or as a mapping."""
+    """Return the entries of a list of the plan, each written as a text or as a mapping."""
     what, parse, make, names = LISTS[name]
     found: list[Any] = []
     for given in _list(content, name, path):

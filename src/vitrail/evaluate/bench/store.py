@@ -164,7 +164,7 @@ class Store:
         return runs
 
     def metrics(self, run: str) -> set[str]:
-        """What was measured or skipped."""
+        """Return the metrics that were measured or skipped."""
         return {name for (name,) in self._read("SELECT DISTINCT metric FROM results WHERE run = ?", run)}
 
     def examples(self, run: str, *, skipped: bool = False) -> set[str]:
@@ -174,7 +174,7 @@ class Store:
         return {example for (example,) in self._read(query, run)}
 
     def reasons(self, run: str) -> dict[str, int]:
-        """Why results are missing, and how many."""
+        """Return the reasons for missing results, each with its count."""
         query = "SELECT skipped, COUNT(*) FROM results WHERE run = ? AND skipped IS NOT NULL GROUP BY skipped"
         return dict(self._read(query, run))
 

@@ -96,7 +96,7 @@ def estimates(
 def gain(
     column: Column, mine: MethodSample, other: MethodSample, *, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[float, float, float]:
-    """How much better one method is than another on the examples both have, with a 95 % paired interval."""
+    """Return how much better one method is than another on the examples both have, with a 95 % paired interval."""
     sign, shared = 1 if column.higher else -1, mine.present & other.present
     value, against = (_value(column, sample, shared) for sample in (mine, other))
     if value is None or against is None:
@@ -119,7 +119,7 @@ def _value(column: Column, sample: MethodSample, present: Present) -> float | No
 
 
 def _resampled(count: int, seed: int, resamples: int) -> Iterator[Float[np.ndarray, "r n"]]:
-    """How often each example is drawn in each resample, some resamples at a time."""
+    """Yield how often each example is drawn in each resample, some resamples at a time."""
     rng = np.random.default_rng(seed)
     for start in range(0, resamples, RESAMPLED_AT_ONCE):
         drawn = [rng.integers(count, size=count) for _ in range(min(RESAMPLED_AT_ONCE, resamples - start))]
@@ -170,7 +170,7 @@ class TableGroup:
 
     @cached_property
     def metrics(self) -> list[str]:
-        """What was measured, in the order of the table of metrics."""
+        """The measured metrics, in the order of the table of metrics."""
         found = set().union(*(self.store.metrics(method.run) for method in self.methods))
         return [name for name in MEASURES if name in found]
 
@@ -216,7 +216,7 @@ def read_groups(store: Store) -> Iterator[TableGroup]:
 
 
 def common(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What the runs of one table have in common: all but the method."""
+    """Return the settings that the runs of one table have in common: all but the method."""
     return {name: x for name, x in about.items() if name != "method"}
 
 
@@ -326,7 +326,7 @@ def _estimates(group: TableGroup, seed: int, resamples: int) -> list[list[Estima
 
 
 def notes(group: TableGroup, *, alike: bool = False) -> tuple[str, ...]:
-    """What decides the numbers: protocol, model, versions; and what was left out. `alike`: of how far methods agree."""
+    """Return the settings behind the numbers, and what was left out. `alike`: for a table of how far methods agree."""
     about, protocol, kind = group.about, group.protocol, group.about["data"]["kind"]
     explained = f"{protocol.scalar} of the model's answer" if kind == "answer" else f"class {protocol.target_of(kind)}"
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
@@ -388,7 +388,7 @@ def conventions(group: TableGroup) -> str:
 
 
 def _skipped(group: TableGroup) -> list[str]:
-    """How many results are missing, and the first reasons."""
+    """Return the number of missing results, and the first reasons."""
     methods = [method for method in group.methods if method.label not in PRIORS]  # those lack the same ones
     reasons = sum((Counter(group.store.reasons(method.run)) for method in methods), Counter())
     if not reasons:

@@ -63,7 +63,7 @@ class Texts:
 
     @cached_property
     def logits(self) -> Tensor:
-        """What the model says of the texts as they are."""
+        """The logits of the texts as they are."""
         skip = {"special_tokens_mask", "offset_mapping"}
         return self._run({name: x for name, x in self.inputs.items() if name not in skip})
 
@@ -221,7 +221,7 @@ Row = Float[Tensor, " t"] | Exception
 
 
 def outcomes(found: Comparison) -> list[Attribution | VitrailError]:
-    """What each method that was asked for gave, in their order: an attribution, or why it has none."""
+    """Return the result of each method that was asked for, in their order: an attribution, or why it has none."""
     made = iter(found)
     return [found.failed[i] if i in found.failed else next(made) for i in range(len(found) + len(found.failed))]
 
@@ -233,7 +233,7 @@ def explained_contexts(batch: Contexts, trials: Sequence[Trial], preset: str, mo
 
 
 def _of_question(question: Question, scalar: str, trials: Sequence[Trial], preset: str, model: nn.Module) -> list[Row]:
-    """What each method says of one answer: from one recording, as far as their kinds allow."""
+    """Return the result of each method for one answer: from one recording, as far as their kinds allow."""
     target = continuation(question.start, question.stop, scalar=scalar)
     # Methods that score sources as a whole get the sentences; others score tokens, which are summed.
     whole, named = {"sources": list(question.sources)}, [t for t in trials if t.name not in answers.PRIORS]

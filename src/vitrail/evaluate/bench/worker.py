@@ -33,7 +33,7 @@ Cascade = list[tuple[str, Tensor]] | str
 def explained(
     batch: Batch, trials: Sequence[Trial], classes: Classes, preset: str, model: nn.Module | None = None
 ) -> dict[Trial, Shown | str]:
-    """What each method shows, or why it cannot; all from one recording if none of them fails."""
+    """Return the result of each method, or why it has none; all from one recording if none of them fails."""
     explainer = batch.opened.explainer if model is None else Explainer(model)
     model = batch.opened.loaded.model if model is None else model
     if isinstance(batch, Contexts):
@@ -56,7 +56,7 @@ def _prior_shown(batch: Pictures | Texts, trial: Trial, classes: Classes) -> Sho
 
 
 def randomised(batch: Batch, trials: Sequence[Trial], classes: Classes, settings: RunSettings) -> dict[Trial, Cascade]:
-    """What each method shows while the weights are randomised part by part, from the output down."""
+    """Return the results of each method while the weights are randomised part by part, from the output down."""
     found: dict[Trial, Cascade] = {trial: [] for trial in trials}
     for part, copy in metrics.randomised(batch.opened.loaded.model, seed=settings.seed):
         left = [trial for trial, steps in found.items() if not isinstance(steps, str)]
@@ -170,7 +170,7 @@ class _Bench:
         return cascade if isinstance(cascade, str) else replace(shown, others=tuple(others), cascade=cascade)
 
     def _explain(self, batch: Batch, classes: Classes) -> dict[Trial, Shown | str]:
-        """What each method of the unit shows of a batch for some classes."""
+        """Return the result of each method of the unit for some classes of a batch."""
         place = (batch, classes)
         if place not in self.shown:
             trials = self._trials(batch, lambda job: True)
@@ -178,7 +178,7 @@ class _Bench:
         return self.shown[place]
 
     def _randomise(self, batch: Batch, classes: Classes) -> dict[Trial, Cascade]:
-        """What each method that is tested with randomised weights shows of a batch meanwhile."""
+        """Return the results of each method that is tested with randomised weights, while they are randomised."""
         place = (batch, classes)
         if place not in self.cascades:
             trials = self._trials(batch, lambda job: any(MEASURES[name].randomised for name in job.metrics))

@@ -58,7 +58,7 @@ class ImageExample:
 
     @property
     def mask(self) -> Mask | None:
-        """What each pixel shows: 0 background, above it the object or its class, `IGNORE` what does not count."""
+        """The class of each pixel: 0 background, above it the object or its class, `IGNORE` what does not count."""
         return self.open_mask() if self.open_mask else None
 
     @property
@@ -135,7 +135,7 @@ class QuestionExample:
 
     @property
     def answerable(self) -> bool:
-        """Whether the context holds an answer."""
+        """Return True if the context holds an answer."""
         return bool(self.answers)
 
 

@@ -50,7 +50,7 @@ def first_of(paths: Iterable[Path], what: str, *, within: Path) -> Path:
 
 
 def read_json(path: Path) -> Any:  # noqa: ANN401
-    """What a JSON file holds."""
+    """Return the content of a JSON file."""
     try:
         return json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:

@@ -220,7 +220,7 @@ def _segmented_mask(path: Path, number: int) -> Mask:
 
 
 def _stored(path: Path, number: int, where: str) -> np.ndarray:
-    """What a cell of the file refers to; a mask lies in a cell within the cell."""
+    """Return the array that a cell of the file refers to; a mask lies in a cell within the cell."""
     h5py = _h5py()
     try:
         with h5py.File(path, "r") as file:
@@ -286,7 +286,7 @@ CIFAR_COUNTS = {"cifar10": {"labels": 10}, "cifar100": {"fine": 100, "coarse": 2
 
 @dataclass(frozen=True)
 class CifarVersion:
-    """How one of the published versions is stored.
+    """The storage of one of the published versions.
 
     Args:
         splits: the files of each split.

@@ -41,7 +41,7 @@ UNPUBLISHED = "-1"  # how the Hugging Face hub marks labels that are kept secret
 
 @dataclass(frozen=True)
 class Layout:
-    """Which columns hold what, under the names they go by, and how labels are written.
+    """The columns of a table, under the names they go by, and how labels are written.
 
     Args:
         codes: from what the label column says to the class number, or None where there is no agreed label.

@@ -1,4 +1,4 @@
-"""What removed pixels are replaced by: functions from images `[b, c, h, w]` in 0..1 to images of the same shape."""
+"""Fills for removed pixels: functions from images `[b, c, h, w]` in 0..1 to images of the same shape."""
 
 from collections.abc import Callable
 

@@ -64,7 +64,7 @@ class SegmentationCounts:
     average_precision: Float[np.ndarray, " b"]
 
     def __len__(self) -> int:
-        """How many examples."""
+        """Return the number of examples."""
         return len(self.confusion)
 
     @property
@@ -85,7 +85,7 @@ class SegmentationCounts:
 
     @staticmethod
     def from_rows(rows: Sequence[Mapping[str, Any]]) -> "SegmentationCounts":
-        """What `rows` gave."""
+        """Return the counts that `rows` gave."""
         confusion = np.array([row["confusion"] for row in rows], dtype=np.int64)
         return SegmentationCounts(
             confusion.reshape(len(rows), 1 + len(THRESHOLDS), 4),
@@ -95,7 +95,7 @@ class SegmentationCounts:
 
 @dataclass(frozen=True, eq=False)
 class Segmentation:
-    """How well maps cover masks.
+    """The measures of how well maps cover masks.
 
     Args:
         iou: background, foreground.
@@ -123,7 +123,7 @@ def segmentation(maps: Numbers, masks: Numbers, *, threshold: str = "mean") -> S
 
 
 def segmentation_counts(maps: Numbers, masks: Numbers) -> SegmentationCounts:
-    """What `aggregate_segmentation` needs of each example; costs no more to keep than fifty numbers."""
+    """Return the counts that `aggregate_segmentation` needs of each example; they take no more than fifty numbers."""
     resized, foreground, counted = maps_and_masks(maps, masks)
     scaled = min_max(resized)
     above = [_confusion(scaled > scaled.mean(dim=(1, 2), keepdim=True), foreground, counted)]

@@ -152,7 +152,7 @@ def _portions(images: int, levels: int, most: int) -> Iterator[tuple[slice, slic
 def read_logits(
     logits: object, labels: Int[Tensor, " n"], bounds: tuple[int, int]
 ) -> tuple[Bool[Tensor, " n"], Float[Tensor, " n"]]:
-    """Whether each label is the prediction, and its log-probability."""
+    """Return a mask of the labels that are the prediction, and the labels' log-probabilities."""
     if not isinstance(logits, Tensor) or logits.ndim != 2 or len(logits) != len(labels):
         got = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InputError(
@@ -170,7 +170,7 @@ TENTHS = tuple(k / 10 for k in range(1, 10))
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """Whether the label is still predicted, and with which probability, at every level for every image."""
+    """The hits and the probability of the label at every level for every image; a hit: it is still predicted."""
 
     levels: tuple[float, ...]
     hits: Hits

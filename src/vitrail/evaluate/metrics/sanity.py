@@ -145,7 +145,7 @@ class Cascade:
 
 
 def cascading_randomisation(explain: Callable[[nn.Module], Numbers], model: nn.Module, *, seed: int = 0) -> Cascade:
-    """How like the trained model's maps the maps stay while its parts are randomised from the output down.
+    """Return how like the trained model's maps the maps stay while its parts are randomised from the output down.
 
     Args:
         explain: model -> maps `[b, n]` or `[b, y, x]`, such as `lambda m: vitrail.explain(m, x, target=3).scores`.

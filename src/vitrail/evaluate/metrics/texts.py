@@ -94,7 +94,7 @@ def token_f1_at_k(truth: Numbers, scores: Numbers, k: int) -> TokenF1:
 
 
 def token_ranking(truth: Numbers, scores: Numbers) -> TokenRanking:
-    """How well the scores rank gold tokens, over the documents with a rationale.
+    """Return how well the scores rank gold tokens, over the documents with a rationale.
 
     The area under the precision-recall curve by trapezoids, its step-wise form (average precision), and the area under
     the ROC curve.

@@ -65,7 +65,7 @@ def load_huggingface(name: str, *, pickles: bool = False, task: str | None = Non
         ) from error
 
     def part(kind: str, **options: Any) -> Any:  # noqa: ANN401
-        """What the library gives, or one line that says why it does not."""
+        """Return a part from the library, or raise an error that says in one line why there is none."""
         try:
             return getattr(transformers, kind).from_pretrained(name, trust_remote_code=False, **options)
         except Exception as error:  # the hub's errors have no common root
@@ -166,7 +166,7 @@ def _detector(name: str, model: nn.Module, part: Part) -> Loaded:
 
 
 def is_cached(name: str) -> bool:
-    """Whether the model's config is in the cache of the hub."""
+    """Return True if the model's config is in the cache of the hub."""
     try:
         from huggingface_hub import try_to_load_from_cache
 
@@ -343,7 +343,7 @@ def answer_ids(sample: Sample) -> list[int]:
 
 
 def answer_text(loaded: Loaded, sample: Sample) -> str:
-    """What a model wrote."""
+    """Return the text that a model wrote."""
     return loaded.tokenizer.decode(answer_ids(sample), skip_special_tokens=True).strip()
 
 
@@ -360,7 +360,7 @@ def answer_words(loaded: Loaded, sample: Sample) -> list[tuple[str, Span]]:
 
 
 def reads(config: Any) -> str:  # noqa: ANN401
-    """What a model that writes text is given: `text`, `sound`, `picture`, or `question` for a picture and a text."""
+    """Return the input of a model that writes text: `text`, `sound`, `picture`, or `question` with a picture."""
     if getattr(config, "vision_config", None) is not None:
         return "question"
     kind = getattr(getattr(config, "encoder", None), "model_type", config.model_type)

@@ -199,7 +199,7 @@ CROP_MODES: dict[str, Callable[[Image.Image, Size, Image.Resampling], Image.Imag
 
 @dataclass(frozen=True)
 class View:
-    """How timm shows a picture to a model: resize, cut out the centre, normalise."""
+    """The preprocessing of timm: resize, cut out the centre, normalise."""
 
     size: Size
     crop_pct: float
@@ -209,7 +209,7 @@ class View:
     std: tuple[float, ...]
 
     def __call__(self, image: Image.Image, *, squash: bool = False) -> Sample:
-        """What the model sees of an RGB picture, as its input and as a picture."""
+        """Return the model's view of an RGB picture, as its input and as a picture."""
         filter = INTERPOLATIONS.get(self.interpolation, Image.Resampling.BICUBIC)
         if squash:
             seen = stretch(image, self.size, filter)
@@ -225,7 +225,7 @@ class View:
 
 
 def _margin(whole: int, part: int) -> int:
-    """How much is cut off before the centre, below zero where a border is added; halves go as in torchvision."""
+    """Return the margin cut off before the centre, below zero where a border is added; halves go as in torchvision."""
     return round((whole - part) / 2) if whole >= part else -((part - whole) // 2)
 
 

@@ -1,4 +1,4 @@
-"""What `load` gives back: a model with its preprocessing and the names of its classes."""
+"""The result of `load`: a model with its preprocessing and the names of its classes."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -126,7 +126,7 @@ class Loaded:
 
     @cached_property
     def scaling(self) -> Scaling:
-        """What its preprocessing does to a picture of its own size."""
+        """The shift and scale of its preprocessing, for a picture of its own size."""
         assert self.image_size is not None
         return read_scaling(lambda picture: _pixels(self.image(picture, squash=True).inputs), self.image_size)
 
@@ -208,7 +208,7 @@ class Loaded:
         return find_class(wanted, self.class_names, self.classes)
 
     def target_name(self, target: Target) -> str:
-        """What is explained of one sample, in the names of the classes."""
+        """Return the explained target of one sample, in the names of the classes."""
         if target.first is None:
             return str(target)
         first = self.class_name(only(target.first))
@@ -229,7 +229,8 @@ def find_class(wanted: str, names: Sequence[str] | None, count: int) -> int:
     if wanted.strip().lstrip("+-").isdecimal():
         return check_class(int(wanted), count)
     if names is None:
-        raise TargetError(f"this model's classes have no names: give an index, 0 to {count - 1}, not {wanted!r}.")
+        known = f"an index, 0 to {count - 1}" if count else "an index"
+        raise TargetError(f"this model's classes have no names: give {known}, not {wanted!r}.")
     found = [index for index, label in enumerate(names) if _key(wanted) in _synonyms(label)]
     if len(found) == 1:
         return found[0]

@@ -24,7 +24,7 @@ def _timm() -> Any:  # noqa: ANN401
 
 
 def is_timm_name(name: str) -> bool:
-    """Whether timm knows an architecture of this name, or keeps such a model on the hub."""
+    """Return True if timm knows an architecture of this name, or keeps such a model on the hub."""
     if "/" in name or name.startswith(HUB):
         return name.startswith(("timm/", HUB))
     try:
@@ -69,7 +69,7 @@ def _torchvision() -> Any:  # noqa: ANN401
 
 
 def is_torchvision_name(name: str) -> bool:
-    """Whether torchvision knows an architecture of this name; `torchvision/` before it asks for nothing else."""
+    """Return True if torchvision knows an architecture of this name; `torchvision/` before it asks for nothing else."""
     if name.startswith(TORCHVISION):
         return True
     try:
@@ -177,7 +177,7 @@ def _loaded(model: nn.Module, name: str) -> Loaded:
 
 
 def view_of(model: nn.Module) -> "View":
-    """How a timm model is shown a picture."""
+    """Return the preprocessing of a timm model."""
     from vitrail.models.loading.images import View
 
     config = _timm().data.resolve_model_data_config(model)

@@ -19,7 +19,7 @@ from vitrail.errors import InputError
 
 
 class Config(SimpleNamespace):
-    """What a model was built from, under the names of Hugging Face configs."""
+    """The configuration that a model was built from, under the names of Hugging Face configs."""
 
     @property
     def num_labels(self) -> int:
@@ -38,7 +38,7 @@ class Config(SimpleNamespace):
 
 
 class Logits(NamedTuple):
-    """What a model returns."""
+    """The output of a model."""
 
     logits: Float[Tensor, "_ v"]
 
@@ -131,7 +131,7 @@ class PictureAttention(nn.Module):
         self.output = Dense(config.hidden_size, config.hidden_size)
 
     def forward(self, x: Float[Tensor, "_ t d"]) -> Float[Tensor, "_ t d"]:
-        """What the tokens gather from one another."""
+        """Return the update of the tokens by attention to one another."""
         return self.output(self.attention(x))
 
 

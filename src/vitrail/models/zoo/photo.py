@@ -29,7 +29,7 @@ def to_input(seen: Image.Image) -> Float[Tensor, "1 3 y x"]:
 
 
 def crop(image: Image.Image) -> Image.Image:
-    """What the model sees: the picture upright, in colour on white, its middle square at 160 x 160 pixels."""
+    """Return the picture as the model sees it: upright, in colour on white, its middle square at 160 x 160 pixels."""
     check_size(image.size)
     with reading():
         picture = to_rgb(upright(image))

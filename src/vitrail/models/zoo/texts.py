@@ -73,7 +73,7 @@ class WordPieces:
         return BertTokenizer(vocab=self.vocabulary, model_max_length=self.limit)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401
-        """What only the tokenizer of transformers has."""
+        """Return an attribute that only the tokenizer of transformers has."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self.full, name)

@@ -173,7 +173,7 @@ def drawn(made: Attribution, picture: "Image | None", share: int) -> dict[str, A
 
 @dataclass(frozen=True, eq=False)
 class ReportPlan:
-    """What is done with every input."""
+    """The work that is done with every input."""
 
     loaded: Loaded
     methods: Sequence[MethodSpec]
@@ -307,7 +307,7 @@ def _entry(plan: ReportPlan, name: str, sample: Sample, text: str, origins: dict
 
 
 def _about(loaded: Loaded, made: Attribution) -> dict[str, str]:
-    """Where the results come from, in words."""
+    """Return the origin of the results, in words."""
     known, weight = made.provenance, next(loaded.model.parameters())
     return {
         "model": loaded.name,

@@ -161,7 +161,7 @@ def style() -> str:
 
 
 def script() -> str:
-    """What sorts, filters, enlarges pictures and reads curves."""
+    """Return the script that sorts, filters, enlarges pictures and reads curves."""
     return _read("report.js")
 
 

@@ -45,7 +45,7 @@ RANDOM = 3
 
 @dataclass(frozen=True)
 class Map:
-    """What one method shows of one input.
+    """The map of one input by one method.
 
     Args:
         picture: of an image, the bytes of a file.
@@ -136,7 +136,7 @@ class Report:
 
     @property
     def curves(self) -> bool:
-        """Whether any map has a curve."""
+        """Return True if any map has a curve."""
         return any(shown.curve is not None for row in self.rows() for shown in row.maps)
 
     def rows(self) -> Iterator[Row]:
@@ -214,7 +214,7 @@ SCALES: dict[tuple[str, bool], tuple[str, str | tuple[str, ...], str, str]] = {
 
 
 def _scales(report: Report) -> Markup:
-    """What the colours mean, for the kinds of map that there are."""
+    """Return the colour scales, for the kinds of map that there are."""
     shown = Markup('{}: {}<span class="scale" style="background:linear-gradient(90deg,{})"></span>{}.')
     words = []
     for sign in sorted({shown.signed for row in report.rows() for shown in row.maps}):

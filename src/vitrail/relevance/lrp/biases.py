@@ -1,4 +1,4 @@
-"""What the biases of a model bring to its answer, by the rules of one pass.
+"""The contributions of a model's biases to its answer, by the rules of one pass.
 
 A rule set that tells its operations to `note_bias` keeps a note of each operation that makes new channels or adds
 something to its input. The backward pass leaves at each note the bias times the gradient that arrives there.

@@ -154,7 +154,7 @@ ACTIVATIONS = ("gelu", "geluactivation", "silu", "swish", "siluactivation")
 
 
 def is_activation(module: nn.Module) -> bool:
-    """Whether a module is an elementwise function that is written out in smaller functions."""
+    """Return True if a module is an elementwise function that is written out in smaller functions."""
     kind = type(module)
     bare = not module._modules and not module._parameters and not kind.__module__.startswith("torch.")
     return kind.__module__.startswith("transformers.activations") or (
@@ -163,7 +163,7 @@ def is_activation(module: nn.Module) -> bool:
 
 
 def is_rms_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm without a mean that is written out in smaller functions."""
+    """Return True if a module is a norm without a mean that is written out in smaller functions."""
     return type(module).__name__.lower().endswith("rmsnorm") and not isinstance(module, nn.RMSNorm)
 
 
@@ -174,7 +174,7 @@ MODULES: dict[str, Callable[[nn.Module], bool]] = {"activation": is_activation, 
 def kind_of(
     func: Callable[..., Any], args: tuple[Any, ...], active: Sequence[Tensor], stream: torch.Size | None
 ) -> str:
-    """What kind of operation a function is on these arguments."""
+    """Return the kind of operation that a function is on these arguments."""
     both = len(active) > 1 or (len(args) > 1 and args[0] is args[1])
     if func in ADDITIONS:
         if not both:

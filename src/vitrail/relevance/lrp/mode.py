@@ -140,7 +140,7 @@ class _Propagate(TorchFunctionMode):
         return len(active) < 2 or self._adds_others(func, active)
 
     def _adds_others(self, func: Callable[..., Any], active: list[Tensor]) -> bool:
-        """Whether a function adds tensors of which none is a function of another alone, and no rule is for sums."""
+        """Return True if a function adds tensors, none a function of another alone, and no rule is for sums."""
         return func in ADDITIONS and self.sums_are_plain and self.known.source(active) is None
 
     def _at_once(self, func: Callable[..., Any], out: Any, active: list[Tensor]) -> Any:  # noqa: ANN401
@@ -187,7 +187,7 @@ class _Propagate(TorchFunctionMode):
         return out
 
     def _kind(self, func: Callable[..., Any], args: tuple, active: Sequence[Tensor]) -> str:
-        """What kind of operation a function is here; inside a block, by the shape of its residual stream."""
+        """Return the kind of operation that a function is here; inside a block, by the shape of its residual stream."""
         block = self.capture.block
         stream = None if block is None else self.capture.blocks[block].states["entering"].shape
         return kind_of(func, args, active, stream)
@@ -288,7 +288,7 @@ class _Propagate(TorchFunctionMode):
 
 
 def _says_how(kwargs: dict[str, Any]) -> bool:
-    """Whether keywords only say how a function works, and hold no operands."""
+    """Return True if keywords only say how a function works, and hold no operands."""
     return not kwargs.get("inplace") and not any(isinstance(x, (Tensor, tuple, list, dict)) for x in kwargs.values())
 
 

@@ -24,7 +24,7 @@ Pullback = Callable[..., tuple[Tensor | None, ...]]
 
 @dataclass
 class Flow:
-    """What the next backward pass of a shared forward pass computes.
+    """The kind of quantity that the next backward pass of a shared forward pass computes.
 
     `relevance` follows the rules, `gradient` the chain rule, and `block` the chain rule inside each block alone: the
     gradient stops where a block begins and where it has reached the result of attention.
@@ -76,16 +76,16 @@ class Operation:
     tokens_first: bool = False
 
     def run(self) -> Any:  # noqa: ANN401
-        """What the model computes."""
+        """Run the operation as the model does, and return its output."""
         return self.function(*self.args, **self.kwargs)
 
     def value(self) -> Any:  # noqa: ANN401
-        """What the model computes, without a graph: a rule takes its place."""
+        """Run the operation without a graph, since a rule takes its place, and return its output."""
         with torch.no_grad():
             return self.run()
 
     def again(self, operands: Mapping[int, Tensor]) -> Any:  # noqa: ANN401
-        """What the operation gives with other operands in the place of its own, each keyed by the id of the old one."""
+        """Run the operation with other operands, each keyed by the id of the one it replaces, and return its output."""
         args, kwargs = replaced((self.args, self.kwargs), operands)
         return self.function(*args, **kwargs)
 
@@ -94,7 +94,7 @@ class Operation:
         return self.passing(self.run(), pullback, *inputs)
 
     def passing(self, out: Tensor, pullback: Pullback, *inputs: Tensor) -> Tensor:
-        """What the model computed, with relevance going back to these inputs by this rule; gradients as they are."""
+        """Return the model's output; relevance goes back to these inputs by this rule, gradients as they are."""
         if self.flow is None:
             return overridden(out, pullback, *inputs)
         return _Overridden.apply(out, self.flow, pullback, *inputs)  # pyright: ignore[reportReturnType]
@@ -203,7 +203,7 @@ def overridden(value: Tensor, pullback: Pullback, *inputs: Tensor) -> Tensor:
 
 
 def is_overridden(x: object) -> bool:
-    """Whether a tensor is the result of a rule, which torch does not allow to be written in place."""
+    """Return True if a tensor is the result of a rule, which torch does not allow to be written in place."""
     made = x.grad_fn if isinstance(x, Tensor) else None
     return made is not None and made.name() == "_OverriddenBackward"
 
@@ -323,7 +323,7 @@ class Marks:
 
 @dataclass(eq=False)
 class KnownTensors:
-    """What is known of the tensors of one pass, as long as they live. It is asked thousands of times.
+    """Facts about the tensors of one pass, as long as they live. They are read thousands of times.
 
     Args:
         where: the name of the module that runs, for errors.
@@ -374,7 +374,7 @@ class KnownTensors:
         return any(x is root for root in self.capture.roots)
 
     def _depends(self, x: Tensor) -> bool:
-        """Whether a tensor depends on what is explained; one that came from nowhere may, which no rule can know."""
+        """Return True if a tensor depends on what is explained, or if it came from nowhere and may depend on it."""
         if x in self.depends or self.is_root(x):
             return True
         if not self.capture.roots or not x.requires_grad or x.is_leaf or x in self.constants:

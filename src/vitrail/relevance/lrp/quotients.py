@@ -41,7 +41,7 @@ LINEAR = (
 
 @dataclass(eq=False)
 class Quotients:
-    """What is known of the products and functions of one pass, to tell what a denominator is a function of."""
+    """Facts about the products and functions of one pass, to tell what a denominator is a function of."""
 
     products: dict[Node, tuple[Node, ...]] = field(default_factory=dict)  # with their factors
     powers: set[Node] = field(default_factory=set)
