@@ -255,7 +255,8 @@ def _one(
     rows: slice | Tensor,
 ) -> Attribution:
     """The attribution of one input."""
-    options: dict[str, Any] = {"level": level_of(given)} | ({} if made.steps is None else {"steps": made.steps})
+    options: dict[str, Any] = {"level": level_of(given)} if "level" in request.entry.options else {}
+    options |= {} if made.steps is None else {"steps": made.steps}
     options |= AT_INPUTS.get(request.entry.name, {})
     known: dict[str, Any] = {"level": "inputs"}
     known |= {} if made.residual is None else {"residual": made.residual.tolist()}

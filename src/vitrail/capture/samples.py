@@ -56,11 +56,16 @@ def _few(inputs: Inputs) -> Inputs:
 def measure_repeats(model: nn.Module, inputs: Inputs) -> tuple[bool, bool]:
     """Return whether two passes over a few samples answer alike, and whether they draw random numbers."""
     some, before, draws = _few(inputs), torch.get_rng_state(), False
+
+    def answer() -> Tensor:
+        own = some.take(torch.arange(some.batch))  # a copy, because models may write into what they are given
+        return read_output(run_model(model, own), broken=True).wide.nan_to_num()
+
     with suppress(Exception), autograd(gradients=False):  # of the model's own code: why it fails is said elsewhere
-        first = read_output(run_model(model, some), broken=True).wide.nan_to_num()
+        first = answer()
         draws = not torch.equal(before, torch.get_rng_state())
         torch.set_rng_state(before)
-        second = read_output(run_model(model, some), broken=True).wide.nan_to_num()
+        second = answer()
         return first.shape == second.shape and close(first, second, dtypes_of(model)), draws
     return True, draws
 
