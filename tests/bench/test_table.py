@@ -166,7 +166,7 @@ def test_curves_have_bands_of_the_size_of_the_interval_of_the_mean(results):
     place = next(
         one for one in bench.curves(results).axes if one.get_title(loc="left").endswith("positive: probability")
     )
-    assert len(place.collections) == len(place.lines) == 2
+    assert len(place.collections) == len(place.lines) == 4  # two methods, and the two rows of chance
 
 
 def test_rows_of_chance_are_dashed_and_grey():
