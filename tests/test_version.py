@@ -77,3 +77,10 @@ def test_the_readme_names_both_commands_and_the_gate_calls_the_one_that_tests():
     gate = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line and not line.startswith(("#", "set"))]
     assert gate[-1] in named
     assert gate[-1] == "make test"
+
+
+def test_the_package_is_typed_and_can_be_cited():
+    assert (ROOT / "src/vitrail/py.typed").is_file()
+    cited = dict(re.findall(r"^(\S+): (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE))
+    assert cited["title"] == "Vitrail"
+    assert cited["license"] == PROJECT["project"]["license"]

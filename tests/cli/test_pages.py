@@ -71,3 +71,10 @@ def test_without_typer_the_command_says_what_to_install():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 1
     assert result.stderr.strip() == "error: the command line needs the package typer: pip install 'vitrail[cli]'"
+
+
+@pytest.mark.parametrize(("name", "old"), [("generate", "answer"), ("structure", "doctor")])
+def test_commands_have_the_names_of_the_functions(name, old):
+    new, earlier = (CliRunner().invoke(app, [command, "--help"]) for command in (name, old))
+    assert new.exit_code == earlier.exit_code == 0
+    assert f"vitrail {name}" in earlier.output

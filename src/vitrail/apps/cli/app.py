@@ -52,7 +52,7 @@ MANUAL = """See what a Transformer looked at, in an image or a text.
   weights.safetensors --arch NAME       weights of a timm architecture
 
   Pickles (.bin, .pt, .pth) are refused, and code that comes with a model
-  never runs. [bold]vitrail doctor MODEL[/] proves on your model that what is
+  never runs. [bold]vitrail structure MODEL[/] proves on your model that what is
   recorded is what it computed.
 
 [bold]Output[/]
@@ -124,7 +124,8 @@ SETTINGS: dict[str, Any] = {
 COMMANDS = {
     "explain": (explain.EXPLAIN, explain.explain),
     "compare": (explain.COMPARE, explain.compare),
-    "answer": (explain.ANSWER, explain.answer),
+    "generate": (explain.ANSWER, explain.answer),
+    "answer": ("The same as [bold]vitrail generate[/].", explain.answer),
     "guide": (guide.GUIDE, guide.guide),
     "detail": (guide.DETAIL, guide.detail),
     "audit": (guide.AUDIT, guide.audit),
@@ -134,7 +135,8 @@ COMMANDS = {
     "app": (pages.APP, pages.app),
     "demo": (pages.DEMO, pages.demo),
     "methods": (pages.METHODS_HELP, pages.methods),
-    "doctor": (pages.DOCTOR, pages.doctor),
+    "structure": (pages.DOCTOR, pages.doctor),
+    "doctor": ("The same as [bold]vitrail structure[/].", pages.doctor),
 }
 """Name -> help and function. A new command is one line here."""
 BENCH = {

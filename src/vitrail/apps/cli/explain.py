@@ -271,9 +271,9 @@ ANSWER = """Generate an answer with a language model on disk, and show which pas
 
 Examples:
 
-  vitrail answer "Who wrote the letter?" --model ./lm --context letter.txt -o answer.html
+  vitrail generate "Who wrote the letter?" --model ./lm --context letter.txt -o answer.html
 
-  vitrail answer "Anna: ring. Boris: key. Anna:" --model lookup
+  vitrail generate "Anna: ring. Boris: key. Anna:" --model lookup
       --method sentence_drop
 """
 
