@@ -163,6 +163,7 @@ def forked(work: Callable[[], Any]) -> Any:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
+        gc.freeze()  # else a collection of all that the parent holds would be counted
         try:
             found: Any = work()
         except BaseException as error:
