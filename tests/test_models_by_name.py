@@ -173,9 +173,36 @@ def test_torchvision_pictures_are_prepared_as_its_own_transforms_do(place):
     torch.testing.assert_close(loaded.image(picture).inputs, own, atol=0.03, rtol=0)
 
 
-def test_a_name_that_torchvision_does_not_know():
-    with pytest.raises(ModelError, match="Did you mean vit_b_16"):
-        vitrail.load("torchvision/vit_b_17", pretrained=False)
+@pytest.mark.parametrize(("name", "words"), [("vit_b_17", "Did you mean vit_b_16"), ("fcn_resnet50", "no classifier")])
+def test_a_name_that_torchvision_does_not_know_as_a_classifier(name, words):
+    with pytest.raises(ModelError, match=words):
+        vitrail.load(f"torchvision/{name}", pretrained=False)
+
+
+def test_a_folder_named_like_a_model_of_the_package_is_given_by_its_path(tmp_path, monkeypatch, place):
+    torch.manual_seed(5)
+    save_vit(tmp_path / "photo")
+    monkeypatch.chdir(tmp_path)
+    for given in ("photo", vitrail.load("photo")):
+        assert vitrail.explain(given, place / "cat.png", "gae").grid == (16, 16)
+    assert vitrail.explain("photo", place / "cat.png", "gae", device="cpu").grid == (16, 16)
+    assert vitrail.explain("./photo", place / "cat.png", "gae").grid != (16, 16)
+
+
+def test_digits_are_a_name_where_a_class_has_it():
+    from transformers import ViTConfig, ViTForImageClassification
+
+    names = {0: "1", 1: "2", 2: "zero"}
+    config = ViTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8,
+        id2label=names, label2id={name: index for index, name in names.items()},
+    )  # fmt: skip
+    model, x = ViTForImageClassification(config).eval(), torch.rand(1, 3, 32, 32)
+    first = [vitrail.explain(model, x, "gae", target=target).target.first[0] for target in ("1", "2", "0", "zero")]
+    assert first == [0, 1, 0, 2]
+    for wrong in ("+-1", "--1"):
+        with pytest.raises(TargetError, match="no class"):
+            vitrail.explain(model, x, "gae", target=wrong)
 
 
 def test_paths_are_models_too(place):

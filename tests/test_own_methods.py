@@ -201,6 +201,9 @@ def test_the_table_is_changed_by_registering_alone():
     [
         ("gae", last_attention, {}, "'gae' is a method of the library"),
         ("my method", last_attention, {}, "is no name"),
+        ("auto", last_attention, {}, "'auto' is a word of the library"),
+        ("random", last_attention, {}, "'random' is a word of the library"),
+        ("mine", dict, {}, "must be given by keyword|does not say which arguments"),
         ("mine", positional, {}, "must be given by keyword"),
         ("mine", last_attention, {"inputs": ("sound",)}, "explains 'image', 'text', or both"),
         ("mine", last_attention, {"presets": {"paper": {"pwer": 2.0}}}, "Did you mean power"),
@@ -261,3 +264,46 @@ def test_plug_ins_that_cannot_be_imported_are_named(tmp_path, without_plugins):
     for name, words in ((str(broken), "ZeroDivisionError"), ("no_such_plugin", "No module"), ("no.py", "no plug-in")):
         with pytest.raises(InputError, match=words):
             table.import_plugins([name])
+
+
+def test_files_of_plug_ins_are_told_apart_by_their_place(tmp_path, without_plugins):
+    for folder in ("one", "two", "json"):
+        (tmp_path / folder).mkdir()
+        lines = ["import vitrail", inspect.getsource(last_attention)]
+        name = "json.py" if folder == "json" else "methods_of_tests.py"
+        lines += [f"vitrail.register_method('of_{folder}', last_attention)"]
+        (tmp_path / folder / name).write_text("\n".join(lines))
+        own = str(tmp_path / folder / name)
+        table.import_plugins([own, own])
+    assert {"of_one", "of_two", "of_json"} <= set(METHODS)
+
+
+def test_a_named_plug_in_that_cannot_be_imported_is_said_and_hides_nothing(monkeypatch, caplog, without_plugins):
+    monkeypatch.setenv(table.PLUGINS, "no_such_plugin_of_tests")
+    monkeypatch.setattr(METHODS, "_found", False)
+    for _ in range(2):
+        with pytest.raises(MethodError, match="unknown method"):
+            vitrail.explain("photo", PICTURES, "of_no_plugin")
+    assert "no_such_plugin_of_tests cannot be imported" in caplog.text
+    assert vitrail.explain("photo", PICTURES, "gae").method == "gae"
+
+
+def test_results_of_another_version_of_a_method_are_told_apart(tmp_path, without_plugins):
+    found = []
+    for version, body in enumerate(
+        ("return recording.layers[-1].probs[:, 0, 0]", "return -recording.layers[-1].probs[:, 0, 0]")
+    ):
+        file = tmp_path / f"version_{version}.py"
+        lines = ["import vitrail", "def versioned(recording):", f"    {body}"]
+        file.write_text("\n".join([*lines, "vitrail.register_method('versioned', versioned)"]))
+        table.import_plugins([str(file)])
+        found.append(bench.Trial("versioned").about("recommended", "image"))
+    first, second = found
+    assert first["code"] != second["code"]
+    assert {**first, "code": ""} == {**second, "code": ""}
+    assert "code" not in bench.Trial("gae").about("recommended", "image")
+
+
+def test_a_pair_inside_of_a_pair_is_read():
+    found = vitrail.explain("photo", PICTURES, ("gae", {"start_layer": 1}))
+    assert found.options["start_layer"] == 1

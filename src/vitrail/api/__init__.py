@@ -70,7 +70,7 @@ Explain = Callable[[nn.Module, list[Request], ComputeSettings], Outcomes]
 def explain(  # noqa: PLR0913  (each is a choice of its own)
     model: object,
     inputs: Any,  # noqa: ANN401  (see `vitrail.models.taking`)
-    method: MethodLike = DEFAULT_METHOD,
+    method: MethodSpec = DEFAULT_METHOD,
     target: AnyTarget = None,
     preset: str = "recommended",
     *,

@@ -30,7 +30,7 @@ from vitrail.api.cuda_replay import (
 from vitrail.api.requests import MethodLike, MethodSpec, read_request
 from vitrail.attribution import Attribution, Comparison
 from vitrail.errors import OptionError, VitrailError
-from vitrail.methods import DEFAULT_METHOD
+from vitrail.methods import DEFAULT_METHOD, METHODS
 from vitrail.models.anatomy import Anatomy
 from vitrail.models.inputs import read_inputs
 from vitrail.models.taking import named_target, prepared
@@ -183,7 +183,7 @@ class Explainer:
         self, inputs: Batch, method: MethodLike, options: Mapping[str, Any], target: AnyTarget
     ) -> ExplanationGraph | None:
         """Return the graph of a signature, captured if the signature was seen often enough; none of own methods."""
-        if not isinstance(method, str):
+        if not isinstance(method, str) or method.partition("(")[0] not in (DEFAULT_METHOD, *METHODS.built_in):
             return None
         signature = self._signature(inputs, method, options, target)
         if signature is None:

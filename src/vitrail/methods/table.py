@@ -5,15 +5,18 @@ A method is a `Walk`, a `LayerReader`, a `RerunMethod`, or a function of a recor
 `vitrail.methods`, which is read when a name is asked for that is not known otherwise.
 """
 
+import hashlib
 import inspect
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,19 +36,29 @@ GROUP = "vitrail.methods"
 """The group of entry points by which packages name their methods."""
 PLUGINS = "VITRAIL_PLUGINS"
 """The environment variable that names modules to import, separated by commas."""
+RESERVED = frozenset({"auto", "default", "all", "usual", "random", "centre", "center", "position", "class"})
+"""Words that stand for something else where methods are named."""
 NO_PAPER = "a method of your own"
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def reads_recording(function: Callable[..., Any]) -> bool:
     """Return True if a function takes a recording: its first parameter is given by position."""
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = _parameters(function)
     return bool(parameters) and parameters[0].kind in POSITIONAL
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function that a user wrote."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (ValueError, TypeError) as error:
+        raise MethodError(f"{function!r} does not say which arguments it takes, so it is no method.") from error
 
 
 def check_options(name: str, function: Callable[..., Any]) -> None:
     """Refuse a function whose options cannot be given by name alone, or have no default."""
-    parameters = list(inspect.signature(function).parameters.values())
+    parameters = _parameters(function)
     options = parameters[1:] if reads_recording(function) else parameters
     for option in options:
         if option.kind is not inspect.Parameter.KEYWORD_ONLY or option.default is inspect.Parameter.empty:
@@ -56,11 +69,16 @@ def check_options(name: str, function: Callable[..., Any]) -> None:
             )
 
 
+def unwrapped(function: object) -> Any:  # noqa: ANN401
+    """Return the function inside of partials."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
 def name_of(given: object, taken: Mapping[str, Any]) -> str:
     """Return what a method that was given as an object is called in results."""
-    formula = getattr(given, "step", None) or getattr(given, "explain", None) or given
-    while isinstance(formula, partial):
-        formula = formula.func
+    formula = unwrapped(getattr(given, "step", None) or getattr(given, "explain", None) or given)
     words = getattr(formula, "__qualname__", type(formula).__name__).split(".<locals>.")[-1]
     name = words.removesuffix(".step").removesuffix(".explain").replace(".", "_").replace("<lambda>", "own")
     known = taken.get(name)
@@ -121,6 +139,19 @@ class Method:
     def place(self) -> str | Callable[..., Any]:
         """The function that declares the options, or its name as `module:name`."""
         return f"{PACKAGE}.{self.built_by}" if isinstance(self.built_by, str) else self.built_by
+
+    @property
+    def code(self) -> str | None:
+        """A hash of the module that a user's method stands in, so that results of another version are told apart."""
+        if isinstance(self.built_by, str):
+            return None
+        own = unwrapped(self.built_by)
+        try:
+            text = inspect.getsource(inspect.getmodule(own) or own)
+        except (OSError, TypeError):  # typed into a shell
+            code = getattr(own, "__code__", None)
+            text = repr(own) if code is None else f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def prepare(self, inputs: "Inputs", options: Mapping[str, Any]) -> "Inputs":
         """The inputs as the method runs the model on them."""
@@ -196,23 +227,43 @@ def _fits(value: object, kinds: tuple[type, ...]) -> bool:
 def import_plugins(names: Sequence[str]) -> None:
     """Import modules that register methods: by name, as `my_methods`, from the working directory too, or `my.py`."""
     for name in names:
-        place = Path(name)
-        folder, module = (place.parent, place.stem) if place.suffix == ".py" else (Path(), name)
-        if place.suffix == ".py" and not place.is_file():
-            raise InputError(f"there is no plug-in {name}.")
-        sys.path.insert(0, str(folder.resolve()))
         try:
-            import_module(module)
+            _import_file(Path(name)) if name.endswith(".py") else _import_module(name)
         except VitrailError:
             raise
         except Exception as error:
-            raise InputError(
-                f"the plug-in {name} cannot be imported: {type(error).__name__}: {one_line(error)}"
-            ) from error
-        finally:
-            sys.path.remove(str(folder.resolve()))
+            said = f"the plug-in {name} cannot be imported: {type(error).__name__}: {one_line(error)}"
+            raise InputError(said) from error
     known = [name for name in os.environ.get(PLUGINS, "").split(",") if name]
     os.environ[PLUGINS] = ",".join(dict.fromkeys([*known, *names]))  # for processes that this one starts
+
+
+def _import_module(name: str) -> None:
+    """Import a module by its name, also from the working directory."""
+    here = str(Path().resolve())
+    sys.path.append(here)
+    try:
+        import_module(name)
+    finally:
+        sys.path.remove(here)
+
+
+def _import_file(path: Path) -> None:
+    """Run a file as a module of its own, whatever other module has its name; once."""
+    if not path.is_file():
+        raise InputError(f"there is no plug-in {path}.")
+    name = f"vitrail_plugin_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
 
 
 class MethodTable(dict[str, Method]):
@@ -224,7 +275,8 @@ class MethodTable(dict[str, Method]):
     def __init__(self, methods: Sequence[Method]) -> None:
         super().__init__({method.name: method for method in methods})
         self.built_in = tuple(method.name for method in methods)
-        self._found = False
+        self._found = self._looking = False
+        self._finding = threading.RLock()
 
     def __missing__(self, name: str) -> Method:
         """Return the method of a name that only a package knows."""
@@ -273,13 +325,21 @@ class MethodTable(dict[str, Method]):
         """Register the methods that installed packages and named plug-ins bring, once."""
         if self._found:
             return
-        self._found = True
-        import_plugins([name for name in os.environ.get(PLUGINS, "").split(",") if name])
-        for found in entry_points(group=GROUP):
-            try:
-                self.register(found.name, found.load())
-            except Exception as error:  # whatever a package does when it is imported
-                logger.warning("the method %r of %s cannot be used: %s", found.name, found.value, one_line(error))
+        with self._finding:
+            if self._found or self._looking:
+                return
+            self._looking = True  # a plug-in may ask for names itself
+            for name in filter(None, os.environ.get(PLUGINS, "").split(",")):
+                try:
+                    import_plugins([name])
+                except VitrailError as error:
+                    logger.warning("%s", error)
+            for found in entry_points(group=GROUP):
+                try:
+                    self.register(found.name, found.load())
+                except Exception as error:  # whatever a package does when it is imported
+                    logger.warning("the method %r of %s cannot be used: %s", found.name, found.value, one_line(error))
+            self._found, self._looking = True, False
 
     def register(
         self,
@@ -322,13 +382,16 @@ class MethodTable(dict[str, Method]):
             raise MethodError(f"{name!r} is no name for a method: use letters, digits and _, such as 'my_method'.")
         if not callable(build):
             raise MethodError(f"build of {name} is a function that makes the method, not {type(build).__name__}.")
-        wrong = sorted(set(inputs) - {"image", "text"})
-        if wrong or not inputs:
+        inputs = (inputs,) if isinstance(inputs, str) else tuple(inputs or ())
+        if set(inputs) - {"image", "text"} or not inputs:
             raise OptionError(f"inputs={tuple(inputs)!r}, but a method explains 'image', 'text', or both.")
-        if name in self.built_in:
-            raise MethodError(f"{name!r} is a method of the library: choose another name for yours.")
+        if name in self.built_in or name in RESERVED:
+            what = "a method of the library" if name in self.built_in else "a word of the library"
+            raise MethodError(f"{name!r} is {what}: choose another name for yours.")
         check_options(name, build)
         presets = {"paper": {}} if presets is None else presets
+        if not isinstance(presets, Mapping) or not all(isinstance(one, Mapping) for one in presets.values()):
+            raise OptionError(f"presets of {name} are a mapping of names to options, not {presets!r:.100}.")
         method = Method(
             name, build, NO_PAPER if paper is None else paper, presets, signed=signed,
             class_specific=class_specific, cost=cost, inputs=tuple(inputs),

@@ -159,10 +159,12 @@ def _class_of(holder: Any, names: Sequence[str] | Mapping[int, str] | None, want
                 f"the target {wanted!r} is a text, but the tokenizer of this language model is not known: give the "
                 "token's id, or the pair (model, tokenizer) as the model."
             )
-        return find_token(wanted, tokenizer, len(tokenizer))
-    known = None if names is None else [names[i] for i in range(len(names))]
+        return find_token(wanted, tokenizer, len(tokenizer), names_first=True)
+    if isinstance(names, Mapping):
+        names = [str(names.get(i, f"class {i}")) for i in range(max(names, default=-1) + 1)] or None
+    known = names if names is None else list(names)
     count = len(known or ()) or int(getattr(getattr(inner, "config", None), "num_labels", 0) or 0)
-    return find_class(wanted, known, count)
+    return find_class(wanted, known, count, names_first=True)
 
 
 def _written(loaded: Any, inputs: object) -> Prepared:  # noqa: ANN401

@@ -105,7 +105,8 @@ class Trial:
         chosen = given.pop("preset", preset)
         options = entry.resolve(chosen, given, read)
         label = entry.label(chosen, options, read)
-        return {"name": self.name, "label": label, "options": {"preset": chosen, **options}}
+        about = {"name": self.name, "label": label, "options": {"preset": chosen, **options}}
+        return about if entry.code is None else {**about, "code": entry.code}
 
 
 @dataclass(frozen=True)

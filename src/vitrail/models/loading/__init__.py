@@ -76,13 +76,13 @@ def _load(name: str | Path, arch: str | None, task: str | None, *, pickles: bool
         raise ModelError(f"a model must be given by its name or path, not by {type(name).__name__}.")
     name = str(name)
     path = _check_name(name)
-    if not pretrained and (path.suffix == ".safetensors" or (name in EMBEDDED and not path.exists())):
+    if not pretrained and (path.suffix == ".safetensors" or name in EMBEDDED):
         raise OptionError(f"pretrained=False gives random weights, but {name} comes with its weights: leave it out.")
     if path.suffix == ".safetensors":
         return load_weights(path, arch)
     if arch is not None:
         raise ModelError(f"an architecture ({arch}) belongs to a .safetensors file, but {name!r} is not one.")
-    if path.exists():
+    if path.exists() and name not in EMBEDDED:  # a folder of that name is ./photo
         return load_huggingface(name, pickles=pickles, task=task, pretrained=pretrained)
     return _load_named(name, task, pickles=pickles, pretrained=pretrained)
 
@@ -115,7 +115,7 @@ def _check_name(name: str) -> Path:
             f"{name} is a pickle, which can run any code when it is opened, so it is refused. Convert it once where "
             "you trust it: safetensors.torch.save_file(torch.load(file, weights_only=True), 'model.safetensors')."
         )
-    if path.is_dir() and not (path / "config.json").is_file():
+    if path.is_dir() and name not in EMBEDDED and not (path / "config.json").is_file():
         raise ModelError(f"the folder {name} holds no config.json, so it is no Hugging Face model.")
     return path
 

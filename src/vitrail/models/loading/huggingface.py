@@ -119,6 +119,9 @@ def loaded_of(model: nn.Module, processor: Any) -> Loaded:  # noqa: ANN401
             f"{type(processor).__name__}."
         )
     task = next((task for ending, (_, task) in TASKS.items() if name.endswith(ending)), None)
+    tokenizes = hasattr(processor, "tokenizer") or hasattr(processor, "convert_ids_to_tokens")
+    if task in ("sequence", "question", "causal") and not tokenizes:
+        raise InputError(f"{name} reads texts, but {type(processor).__name__} is no tokenizer.")
     if task is None:
         raise ModelError(f"{name} is none of the classes that have logits to explain: {', '.join(TASKS)}.")
 

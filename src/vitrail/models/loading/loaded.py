@@ -1,5 +1,6 @@
 """The result of `load`: a model with its preprocessing and the names of its classes."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -200,12 +201,12 @@ class Loaded:
         return Counter(_first(names).casefold() for names in self.class_names or ())
 
     def find_class(self, wanted: str) -> int:
-        """Return the class of this name or index, or a language model's token."""
+        """Return the class of this name, or a language model's token; digits that name none are an index."""
         if self.task == "causal":
-            return find_token(wanted, self.tokenizer, self.classes)
+            return find_token(wanted, self.tokenizer, self.classes, names_first=True)
         if self.task == "question":
             raise TargetError(f"{self.name} answers questions, so it has no classes: leave the target out.")
-        return find_class(wanted, self.class_names, self.classes)
+        return find_class(wanted, self.class_names, self.classes, names_first=True)
 
     def target_name(self, target: Target) -> str:
         """Return the explained target of one sample, in the names of the classes."""
@@ -224,9 +225,14 @@ def _first(names: str) -> str:
     return names.split(",")[0]
 
 
-def find_class(wanted: str, names: Sequence[str] | None, count: int) -> int:
-    """The index of a class given by index or by any of its comma-separated names."""
-    if wanted.strip().lstrip("+-").isdecimal():
+def find_class(wanted: str, names: Sequence[str] | None, count: int, *, names_first: bool = False) -> int:
+    """The index of a class given by index or by any of its comma-separated names.
+
+    Args:
+        names_first: whether digits are a name where a class has it, as in Python, where an index is a number.
+    """
+    named = names_first and any(_key(wanted) in _synonyms(label) for label in names or ())
+    if INDEX.fullmatch(wanted.strip()) and not named:
         return check_class(int(wanted), count)
     if names is None:
         known = f"an index, 0 to {count - 1}" if count else "an index"
@@ -243,11 +249,19 @@ def find_class(wanted: str, names: Sequence[str] | None, count: int) -> int:
     raise TargetError(f"the model has no class {wanted!r}. {near}")
 
 
-def find_token(wanted: str, tokenizer: Any, count: int) -> int:  # noqa: ANN401
-    """The id of a token given by id or as text; spaces count."""
-    if wanted.strip().isdecimal():
-        return check_class(int(wanted), count)
+INDEX = re.compile(r"[+-]?\d+")
+
+
+def find_token(wanted: str, tokenizer: Any, count: int, *, names_first: bool = False) -> int:  # noqa: ANN401
+    """The id of a token given by id or as text; spaces count.
+
+    Args:
+        names_first: whether digits are a token where there is one, as in Python, where an id is a number.
+    """
     ids = tokenizer(wanted, add_special_tokens=False)["input_ids"]
+    named = names_first and len(ids) == 1 and ids[0] != tokenizer.unk_token_id
+    if wanted.strip().isdecimal() and not named:
+        return check_class(int(wanted), count)
     if len(ids) == 1 and ids[0] == tokenizer.unk_token_id and wanted.strip() != tokenizer.unk_token:
         near = suggest(wanted, tokenizer.get_vocab())
         near = f" {near}" if near.startswith("Did") else ""

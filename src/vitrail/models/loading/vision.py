@@ -52,7 +52,8 @@ def load_timm(name: str, *, pretrained: bool = True) -> Loaded:
     except Exception as error:  # the hub's errors have no common root
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ModelError(
-            f"the weights of {name} could not be fetched: {reason} Offline, give a .safetensors file and --arch."
+            f"the weights of {name} could not be fetched: {reason} Offline, give a .safetensors file and its "
+            "architecture (arch)."
         ) from error
     return _loaded(model, name)
 
@@ -73,9 +74,14 @@ def is_torchvision_name(name: str) -> bool:
     if name.startswith(TORCHVISION):
         return True
     try:
-        return "/" not in name and name in _torchvision().list_models()
+        return "/" not in name and name in _classifiers(_torchvision())
     except MissingExtraError:
         return False
+
+
+def _classifiers(models: Any) -> list[str]:  # noqa: ANN401
+    """The names of torchvision's classifiers of images; others have parts that it fetches by itself."""
+    return list(models.list_models(module=models))
 
 
 def load_torchvision(name: str, *, pretrained: bool = True) -> Loaded:
@@ -85,8 +91,8 @@ def load_torchvision(name: str, *, pretrained: bool = True) -> Loaded:
     from vitrail.models.loading.images import View
 
     models, short = _torchvision(), name.removeprefix(TORCHVISION)
-    if short not in models.list_models():
-        raise ModelError(f"torchvision has no model {short!r}. {suggest(short, models.list_models())}")
+    if short not in (known := _classifiers(models)):
+        raise ModelError(f"torchvision has no classifier of images {short!r}. {suggest(short, known)}")
     weights = models.get_model_weights(short).DEFAULT
     names = tuple(weights.meta.get("categories") or ()) or None
     model = models.get_model(short)
