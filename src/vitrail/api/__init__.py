@@ -108,7 +108,8 @@ def explain(  # noqa: PLR0913  (each is a choice of its own)
     settings = ComputeSettings(backend, chunk_rows, memory)
     if device is not None:
         model = opened(model, device)
-    return _explain_each(model, prepared(model, inputs), [((method, options), target)], preset, settings, anatomy)[0]
+    spec = (method[0], {**method[1], **options}) if isinstance(method, tuple) else (method, options)
+    return _explain_each(model, prepared(model, inputs), [(spec, target)], preset, settings, anatomy)[0]
 
 
 def compare(  # noqa: PLR0913  (each is a choice of its own)

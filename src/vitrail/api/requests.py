@@ -131,10 +131,11 @@ def read_spec(spec: MethodSpec) -> tuple[MethodLike, dict[str, Any]]:
 
     `"gae(start_layer=1)"` is read as the command line reads it.
     """
-    given: dict[str, Any] = {}
-    while isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], Mapping):
-        spec, given = spec[0], {**spec[1], **given}
-    method = spec
+    match spec:
+        case (method, Mapping() as options):
+            given = dict(options)
+        case method:
+            given = {}
     if isinstance(method, str):
         if "(" in method:
             name, written = parse_spec(method, auto=True)
