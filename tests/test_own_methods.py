@@ -234,14 +234,14 @@ def test_packages_name_methods_by_entry_points(monkeypatch, without_plugins):
     monkeypatch.setattr(METHODS, "_found", False)
     good = SimpleNamespace(name="packaged", value="package:build", load=lambda: last_attention)
     bad = EntryPoint("broken", "no_such_package:build", table.GROUP)
-    monkeypatch.setattr(table, "entry_points", lambda group: [bad, good] if group == table.GROUP else [])
+    monkeypatch.setattr(table, "package_methods", lambda: [bad, good])
     assert vitrail.explain("photo", PICTURES, "packaged").method == "packaged"
     assert "broken" not in METHODS
 
 
 def test_names_of_the_library_are_found_without_looking_for_packages(monkeypatch, without_plugins):
     monkeypatch.setattr(METHODS, "_found", False)
-    monkeypatch.setattr(table, "entry_points", lambda group: pytest.fail("looked"))
+    monkeypatch.setattr(table, "package_methods", lambda: pytest.fail("looked"))
     assert "gae" in METHODS
     assert METHODS["gae"].name == "gae"
 
@@ -307,3 +307,12 @@ def test_results_of_another_version_of_a_method_are_told_apart(tmp_path, without
 def test_a_pair_inside_of_a_pair_is_read():
     found = vitrail.explain("photo", PICTURES, ("gae", {"start_layer": 1}))
     assert found.options["start_layer"] == 1
+
+
+def test_packages_are_asked_by_the_group_of_entry_points(monkeypatch):
+    import importlib.metadata
+
+    asked = []
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: asked.append(group) or [])
+    assert table.package_methods() == []
+    assert asked == ["vitrail.methods"]

@@ -5,7 +5,6 @@ A method is a `Walk`, a `LayerReader`, a `RerunMethod`, or a function of a recor
 `vitrail.methods`, which is read when a name is asked for that is not known otherwise.
 """
 
-import hashlib
 import inspect
 import logging
 import os
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,11 +67,25 @@ def check_options(name: str, function: Callable[..., Any]) -> None:
             )
 
 
+def _hash(text: str) -> str:
+    """Return sixteen letters that tell texts apart."""
+    from hashlib import sha256  # not needed to read the table
+
+    return sha256(text.encode()).hexdigest()[:16]
+
+
 def unwrapped(function: object) -> Any:  # noqa: ANN401
     """Return the function inside of partials."""
     while isinstance(function, partial):
         function = function.func
     return function
+
+
+def package_methods() -> Sequence[Any]:
+    """Return the methods that installed packages name."""
+    from importlib.metadata import entry_points  # takes longer to import than the table
+
+    return list(entry_points(group=GROUP))
 
 
 def name_of(given: object, taken: Mapping[str, Any]) -> str:
@@ -151,7 +163,7 @@ class Method:
         except (OSError, TypeError):  # typed into a shell
             code = getattr(own, "__code__", None)
             text = repr(own) if code is None else f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _hash(text)
 
     def prepare(self, inputs: "Inputs", options: Mapping[str, Any]) -> "Inputs":
         """The inputs as the method runs the model on them."""
@@ -252,7 +264,7 @@ def _import_file(path: Path) -> None:
     """Run a file as a module of its own, whatever other module has its name; once."""
     if not path.is_file():
         raise InputError(f"there is no plug-in {path}.")
-    name = f"vitrail_plugin_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    name = f"vitrail_plugin_{_hash(str(path.resolve()))}"
     if name in sys.modules:
         return
     spec = spec_from_file_location(name, path)
@@ -334,7 +346,7 @@ class MethodTable(dict[str, Method]):
                     import_plugins([name])
                 except VitrailError as error:
                     logger.warning("%s", error)
-            for found in entry_points(group=GROUP):
+            for found in package_methods():
                 try:
                     self.register(found.name, found.load())
                 except Exception as error:  # whatever a package does when it is imported

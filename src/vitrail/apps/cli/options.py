@@ -241,10 +241,10 @@ def distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-def completes(words: Iterable[str]) -> Callable[[str], list[str]]:
-    """A function that gives the words that begin like what is typed so far."""
-    known = list(words)
-    return lambda incomplete: [word for word in known if word.startswith(incomplete)]
+def completes(words: Iterable[str] | Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """A function that gives the words that begin like what is typed so far; of methods, plug-ins have to be found."""
+    known = words if callable(words) else list(words)
+    return lambda incomplete: [word for word in (known() if callable(known) else known) if word.startswith(incomplete)]
 
 
 def complete_class(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -253,7 +253,7 @@ def complete_class(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.casefold().startswith(incomplete.casefold())]
 
 
-METHOD_NAMES = completes([DEFAULT_METHOD, *METHODS])
+METHOD_NAMES = completes(lambda: [DEFAULT_METHOD, *METHODS])
 MODEL_NAMES = completes(MODELS)
 
 input_option = partial(typer.Option, rich_help_panel="What to explain")
@@ -351,7 +351,7 @@ Signed = Annotated[
     str,
     aim_option(
         help="A signed method, with options if you like.",
-        autocompletion=completes(name for name, entry in METHODS.items() if entry.signed),
+        autocompletion=completes(lambda: [name for name, entry in METHODS.items() if entry.signed]),
     ),
 ]
 Debug = Annotated[bool, result_option("--debug", help="Show the traceback of an error.")]
