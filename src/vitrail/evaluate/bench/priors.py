@@ -53,7 +53,7 @@ def of_texts(name: str, batch: Texts) -> Float[Tensor, "b t"]:
 
 
 def shown(name: str, batch: Pictures | Texts, classes: Classes) -> Shown:
-    """What a prior shows of a batch, whatever the class."""
+    """Return the maps of a prior for a batch, whatever the class."""
     if isinstance(batch, Texts):
         return Shown(of_texts(name, batch).to(batch.opened.device), classes)
     maps = of_pictures(name, batch).to(batch.images.device)

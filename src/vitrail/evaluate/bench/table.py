@@ -345,7 +345,7 @@ def notes(group: TableGroup, *, alike: bool = False) -> tuple[str, ...]:
 
 
 def not_better(columns: Sequence[Column], rows: Rows) -> list[str]:
-    """Which methods are no better than one of the rows that read nothing of the model, by column."""
+    """Return the methods no better than a row that reads nothing of the model, by column."""
     references = [(name, row) for name, row in rows if name in PRIORS]
     found: list[str] = []
     for place, column in enumerate(columns):

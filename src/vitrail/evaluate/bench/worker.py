@@ -48,7 +48,7 @@ def explained(
 
 
 def _prior_shown(batch: Pictures | Texts, trial: Trial, classes: Classes) -> Shown | str:
-    """What a prior shows, or why it cannot."""
+    """Return the map of a prior, or why it has none."""
     try:
         return priors.shown(trial.name, batch, classes)
     except InputError as error:
