@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 SHARE, EFFECT = 0.05, 0.1
 """A passage with a larger share of an answer changes its log-probability by at least so much when it is removed."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "src/vitrail/apps/cli/explain.py"]
-COMMAND = re.compile(r"^ *(vitrail answer .*--model lookup.*(?:\n {6}.*)?)$", re.MULTILINE)
+COMMAND = re.compile(r"^ *(vitrail (?:generate|answer) .*--model lookup.*(?:\n {6}.*)?)$", re.MULTILINE)
 SHOWN = re.compile(r"^ *(\d+)%  (?:prompt: )?(.*)$", re.MULTILINE)
 
 
